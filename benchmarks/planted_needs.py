@@ -44,7 +44,7 @@ from pytest_negativa.models.spans import PAGE_SIZE, Span, around, intersection, 
 from pytest_negativa.models.verdict import Verdict, WorkKind
 from pytest_negativa.spare.note import MAGIC, unpack_note
 from pytest_negativa.storage.results import load_planned, load_verdict
-from pytest_negativa.storage.runs import Run, RunsFolder, VerificationFolder
+from pytest_negativa.storage.runs import Run, RunsFolder
 
 _SUITE_FILES = Path(__file__).with_name("planted")
 _TESTS = "test_planted_needs.py"
@@ -228,7 +228,7 @@ def _need(number: int, kind: str, candidate: Candidate) -> Need:
     )
 
 
-def read_armed(verification: VerificationFolder) -> dict[bytes, tuple[Span, ...]]:
+def read_armed(verification: Run) -> dict[bytes, tuple[Span, ...]]:
     """By SHA-256 of the original: file offsets of its armed pages; see ``verifying.tripwire``."""
     path = verification.armed_file
     data = path.read_bytes() if path.exists() else b""
@@ -330,7 +330,7 @@ class Trial:
 
     def armed(self, planned: Iterable[AnalyzedLibrary]) -> dict[str, tuple[Span, ...]]:
         """By real path: file offsets of the armed pages of the last verification."""
-        armed = read_armed(VerificationFolder(max((self.run.folder / "verify").iterdir())))
+        armed = read_armed(Run(max((self.run.folder / "verify").iterdir())))
         libraries = (one.plan.library for one in planned)
         return {
             library.path: armed.get(bytes.fromhex(library.sha256 or ""), ())

@@ -22,7 +22,7 @@ from pytest_negativa.hostcode.gpu_pages import with_pages
 from pytest_negativa.hostcode.page_logs import prepare_logs
 from pytest_negativa.models.plan import KeepReason
 from pytest_negativa.models.spans import covers, intersection, size
-from pytest_negativa.processes.page_watch import watch_environment
+from pytest_negativa.processes.auditors import watch_environment
 from pytest_negativa.storage.results import load_planned, load_usage
 from pytest_negativa.storage.runs import Run, RunsFolder
 

@@ -1,14 +1,15 @@
-"""The devices that a process sees, asked of the driver, and lists of archs."""
+"""The GPUs of this machine, the devices that a process sees, and lists of archs."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ _COMPUTE_CAPABILITY_MINOR = 76
 # CUmoduleLoadingMode in cuda.h
 _EAGER = 1
 _RTLD_NOLOAD = 4
+# What the kernel modules for discrete GPUs, for WSL and for Tegra create.
+_DEVICE_NODES = ("nvidiactl", "dxg", "nvhost-gpu", "nvgpu")
+_GPU_FACTS = Path("/proc/driver/nvidia/gpus")
 
 
 class DriverFacts:
@@ -129,6 +133,33 @@ def _native() -> list[str]:
         why = last.removeprefix("OSError: ")
         raise OptionError(f"native: no GPU works on this machine ({why}); name the archs")
     return done.stdout.split()
+
+
+def gpu_names(facts: Path = _GPU_FACTS) -> tuple[str, ...]:
+    """The names of this machine's GPUs, hidden ones included; none if nothing tells them.
+
+    Source: "The /proc filesystem" of the README of NVIDIA's driver.
+    """
+    found = []
+    for path in sorted(facts.glob("*/information")):
+        with contextlib.suppress(OSError):
+            for line in path.read_text(errors="replace").splitlines():
+                key, _, value = line.partition(":")
+                if key == "Model":
+                    found.append(value.strip())
+    return tuple(found)
+
+
+def has_gpu(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:
+    """Whether this machine has a GPU to trace on, found out without touching CUDA.
+
+    Loading the driver would put it into every process of the session, even if no test needs it.
+    True if a GPU's device node is there and the environment doesn't hide all GPUs."""
+    # CUDA C++ Programming Guide, "CUDA Environment Variables": devices after an invalid
+    # index are invisible, so an empty value or -1 hides all.
+    if environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return False
+    return any((devices / node).exists() for node in _DEVICE_NODES)
 
 
 def driver_initialised() -> bool:

@@ -195,14 +195,13 @@ def _cells(
     functions = sum(row.functions or 0 for row in named)
     touched = sum(row.touched_functions or 0 for row in named)
     code, elements = sum(row.code_bytes for row in rows), sum(row.elements for row in rows)
+    unused = elements - sum(row.kept_elements for row in rows)
     return (
         _mb(size, gone + untouched) if copies or traced else _mb(size, None),
         _mb(sum(row.watched for row in traced), untouched) if traced else "not traced",
         f"{functions / 1e3:,.0f}K ({_percent(functions - touched, functions)})" if named else "",
         _mb(code, sum(row.unused_bytes for row in rows)) if rows else "none traced",
-        f"{elements:,} ({_percent(sum(row.unused_elements for row in rows), elements)})"
-        if rows
-        else "",
+        f"{elements:,} ({_percent(unused, elements)})" if rows else "",
     )
 
 
@@ -282,7 +281,7 @@ def _reasons(published: Mapping[str, str], figures: Sequence[Figures]) -> str:
         libraries = f.libraries
         pages = f.pages.libraries if f.pages else ()
         total = sum(row.unused_bytes for row in libraries)
-        elements = sum(row.unused_elements for row in libraries)
+        elements = sum(row.elements - row.kept_elements for row in libraries)
         by_arch = sum(r.elements for row in libraries for r in row.unused if r.reason == wrong)
         most = sorted((row.unused_bytes for row in libraries), reverse=True)
         rows.append(

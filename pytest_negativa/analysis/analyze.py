@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.analysis.runtime_code import find_runtime_code
-from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.arch import ComputeCapability, SmArch
 from pytest_negativa.errors import FormatError, NotElfError
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
@@ -101,10 +101,7 @@ def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
         # PTX may lie in any file; what a library has of it lies in a fatbin.
         if not any(i.offset and i.form is not ImageForm.PTX for i in used.images):
             continue
-        try:
-            magic = read_head(path, len(_ELF_MAGIC))
-        except OSError:
-            magic = b""
+        magic = _head_of(path)[: len(_ELF_MAGIC)]
         # A build id is a library's. A file without one may have been an archive.
         if not magic and used.library.build_id is not None:
             continue
@@ -141,7 +138,7 @@ class _Analyzer:
         found = {ComputeCapability.parse(device.compute_capability) for device in usage.devices}
         self._devices = tuple(sorted(found))
         self._extra_devices = tuple(
-            ComputeCapability(a.major, a.minor) for a in settings.keep.sm_archs
+            ComputeCapability(a.major, a.minor) for a in map(SmArch.parse, settings.keep.archs)
         )
         self._kernel_globs = GlobSet(settings.keep.kernels)
         self._places = (
@@ -344,11 +341,16 @@ def _candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
 
 def _bare_kind(path: str) -> FileKind | None:
     """The kind of a file that is GPU code itself; None for others."""
-    try:
-        kind = kind_of(read_head(path))
-    except OSError:
-        return None
+    kind = kind_of(_head_of(path))
     return None if kind is None or kind.is_host else kind
+
+
+def _head_of(path: str) -> bytes:
+    """The first bytes of a file; none if it can't be read."""
+    try:
+        return read_head(path)
+    except OSError:
+        return b""
 
 
 def _present(path: str, state: FileState, library_map: LibraryMap) -> TracedLibrary:

@@ -19,17 +19,17 @@ from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.installed.sites import find_code_distributions
 from pytest_negativa.models.code_files import WatchedFiles
-from pytest_negativa.models.library import Element, LibraryIdentity, LibraryMap, Scope
+from pytest_negativa.models.library import LibraryIdentity, LibraryMap, Scope
 from pytest_negativa.models.located import may_be
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary, seal
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Granularity, Settings
-from pytest_negativa.models.spans import PAGE_SIZE
+from pytest_negativa.models.spans import PAGE_SIZE, around, covers
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, Role, TracedLibrary, Usage
 from pytest_negativa.planning.lock import widen_library
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.tree import soname_of
-from pytest_negativa.spare.misses import Miss, Misses
+from pytest_negativa.spare.misses import Misses
 
 
 def find_unplanned(
@@ -55,7 +55,9 @@ def find_unplanned(
         for path, reason in found
         if reason is not None
     ]
-    return unplanned, tuple(dict.fromkeys(_incomplete_reasons(usage)))
+    # The plan is complete without the children, for its proof ran them, too.
+    children = [w for w in usage.warnings if w.code == CHILDREN_UNTRACED]
+    return unplanned, tuple(dict.fromkeys(lack.text for lack in (*usage.incomplete, *children)))
 
 
 def _is_planned_copy(traced: TracedLibrary, planned: Collection[LibraryIdentity]) -> bool:
@@ -63,12 +65,6 @@ def _is_planned_copy(traced: TracedLibrary, planned: Collection[LibraryIdentity]
     is_known = traced.sha256 is not None or traced.build_id is not None
     is_gone = not Path(traced.path).exists()
     return is_gone and is_known and any(may_be(traced, library) for library in planned)
-
-
-def _incomplete_reasons(usage: Usage) -> Iterator[str]:
-    yield from (warning.text for warning in usage.incomplete)
-    # The plan is complete without these, for its proof ran the children, too.
-    yield from (w.text for w in usage.warnings if w.code == CHILDREN_UNTRACED)
 
 
 def _why_unplanned(path: Path) -> str | None:
@@ -294,26 +290,21 @@ def missed_code(
     found = {}
     for block in library_map.iter_code():
         pages = [
-            (page, miss)
-            for page, miss in _pages_of(block, misses)
-            if block.payload.start in loaded
-            or block.payload.start <= miss.first < block.payload.end
-            or (
-                block.payload.start <= page * PAGE_SIZE
-                and (page + 1) * PAGE_SIZE <= block.payload.end
+            miss
+            for start, end in around([block.payload], PAGE_SIZE)
+            for page in range(start, end, PAGE_SIZE)
+            if (miss := misses.pages.get(page // PAGE_SIZE)) is not None
+            and (
+                block.payload.start in loaded
+                or block.payload.start <= miss.first < block.payload.end
+                or covers([block.payload], page, page + PAGE_SIZE)
             )
         ]
         if pages:
-            times = max(miss.times for _, miss in pages)
+            times = max(miss.times for miss in pages)
             found[block.payload.start] = (
                 f"it came back {format_items(times, 'time', 'times')}"
                 if times
                 else "it came back beside other code"
             )
     return found
-
-
-def _pages_of(block: Element, misses: Misses) -> Iterator[tuple[int, Miss]]:
-    for page in range(block.payload.start // PAGE_SIZE, -(-block.payload.end // PAGE_SIZE)):
-        if page in misses.pages:
-            yield page, misses.pages[page]

@@ -33,7 +33,13 @@ from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportCon
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.lock import Place
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport, RuntimeCode
-from pytest_negativa.models.settings import ReportFormat, Reports, Settings
+from pytest_negativa.models.settings import (
+    ReportFormat,
+    Reports,
+    Settings,
+    Thresholds,
+    crossed_thresholds,
+)
 from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.planning.decide import KeepElement
@@ -46,7 +52,6 @@ from pytest_negativa.settings.globs import (
     LibraryNames,
     limit_of,
 )
-from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
@@ -61,7 +66,7 @@ from pytest_negativa.storage.results import (
     write_run,
 )
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.storage.urls import Url
+from pytest_negativa.storage.urls import Url, write_output
 
 
 def plan_run(
@@ -181,12 +186,9 @@ def write_reports(
         baseline = make_baseline(run.run_id, contents.libraries)
         contents = dataclasses.replace(contents, baseline=baseline)
     for path, data in render_to_files(contents, options):
-        if not anew or _can_be_replaced(path):
+        is_file = isinstance(path, Url) or (path.is_file() and not path.is_relative_to("/dev"))
+        if is_file or not anew:
             write_output(path, data)
-
-
-def _can_be_replaced(path: Path | Url) -> bool:
-    return isinstance(path, Url) or (path.is_file() and not path.is_relative_to("/dev"))
 
 
 def describe_late_uses(reported: Usage, complete: Usage) -> tuple[str, ...]:
@@ -302,8 +304,7 @@ def check_limits(
     names = [*map(names_of, libraries)]
     with_kernels = [names_of(one) for one in libraries if not one.plan.is_files]
     crossed = (
-        *_crossed(settings, usage, rows, _covered(libraries)),
-        *_compiled(settings, runtime),
+        *_crossed(settings, usage, rows, _covered(libraries), runtime),
         *_crossed_by_library(settings, zip(names, rows, strict=True)),
         *comparison.crossed,
         *_limits_of_nothing(settings, names, with_kernels),
@@ -337,18 +338,17 @@ def _crossed(
     usage: Usage,
     rows: Sequence[LibraryRow],
     coverage: Sequence[LibraryCoverage],
+    runtime: Iterable[RuntimeCode],
 ) -> Iterator[str]:
     if settings.require_gpu and (usage.replay is not None or not usage.devices):
         yield "require_gpu: no GPU code was loaded on a GPU here"
-    yield from settings.thresholds.crossed(
+    yield from crossed_thresholds(
+        {key: getattr(settings.thresholds, key).overall for key in Thresholds.__struct_fields__},
         gpu_code=sum(r.code_bytes for r in rows),
         unused_bytes=sum(r.unused_bytes for r in rows),
         used_kernels=sum(r.used_kernels for r in rows),
     )
     yield from settings.coverage.crossed(coverage)
-
-
-def _compiled(settings: Settings, runtime: Iterable[RuntimeCode]) -> Iterator[str]:
     if settings.no_jit and (new := [one for one in runtime if one.is_new]):
         kernels = format_items(len({n for one in new for n in one.kernels}), "kernel", "kernels")
         yield (
@@ -360,14 +360,14 @@ def _compiled(settings: Settings, runtime: Iterable[RuntimeCode]) -> Iterator[st
 def _crossed_by_library(
     settings: Settings, rows: Iterable[tuple[LibraryNames, LibraryRow]]
 ) -> Iterator[str]:
-    limits = settings.thresholds
     for names, row in rows:
         of_library = {
-            key: limit_of(getattr(limits, key).libraries, names)
-            for key in limits.__struct_fields__
+            key: limit_of(getattr(settings.thresholds, key).libraries, names)
+            for key in Thresholds.__struct_fields__
             if key != "min_used_kernels" or not row.is_files
         }
-        for text in limits.of_library(of_library).crossed(
+        for text in crossed_thresholds(
+            of_library,
             gpu_code=row.code_bytes,
             unused_bytes=row.unused_bytes,
             used_kernels=row.used_kernels,

@@ -174,7 +174,6 @@ def _find_cached(
                     if start < 0 or status.st_size - start not in sizes:
                         continue
                     sha256 = hashlib.sha256(read_regular(path)[start:]).hexdigest()
-                    arch = bare_arch(head[start:])
-                    file = _CacheFile(compiler, path, status.st_mtime_ns, arch)
+                    file = _CacheFile(compiler, path, status.st_mtime_ns, bare_arch(head[start:]))
                     found.setdefault(sha256, file)
     return found

@@ -333,9 +333,8 @@ def make_document(
             for statement in _statements(vulnerability, found, product, is_complete)
         ],
     }
-    data = msgspec.json.encode({"@context": OPENVEX, **facts})
-    number = uuid.uuid5(uuid.NAMESPACE_URL, data.decode())
-    return {"@context": OPENVEX, "@id": f"urn:uuid:{number}", **facts}
+    data = msgspec.json.encode({"@context": OPENVEX, **facts}).decode()
+    return {"@context": OPENVEX, "@id": uuid.uuid5(uuid.NAMESPACE_URL, data).urn, **facts}
 
 
 def _statements(

@@ -9,19 +9,17 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.analysis.arch_gates import (
-    missing_archs,
-    other_code,
-    too_much_code,
-    too_much_dead,
-)
 from pytest_negativa.analysis.inspect import (
     InspectionRequest,
     errors_of,
     inspect_libraries,
+    missing_archs,
+    other_code,
     render_json,
     render_text,
     take_json,
+    too_much_code,
+    too_much_dead,
 )
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (

@@ -33,14 +33,13 @@ from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.lockfile import load_lock, save_lock
-from pytest_negativa.storage.output import STDOUT
 from pytest_negativa.storage.results import (
     load_opened,
     load_planned,
     load_usage,
     load_verdict,
 )
-from pytest_negativa.storage.urls import Url
+from pytest_negativa.storage.urls import STDOUT, Url
 from pytest_negativa.tracing.merge import merge_when_ended
 
 

@@ -21,7 +21,7 @@ from pytest_negativa.cli.common import (
     typed,
 )
 from pytest_negativa.hostcode.page_logs import LOG_SUFFIX, encode_misses, read_misses
-from pytest_negativa.processes.page_watch import misses_environment
+from pytest_negativa.processes.auditors import misses_environment
 from pytest_negativa.reporting.pages import render_misses
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.settings.flags import click_options

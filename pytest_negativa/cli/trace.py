@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import click
 
-from pytest_negativa.analysis.digests import hash_libraries
 from pytest_negativa.cli.common import (
     COMMAND,
     EXECUTOR,
@@ -27,15 +26,15 @@ from pytest_negativa.errors import NegativaError
 from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.processes.code_files import CodeFileWatch
-from pytest_negativa.processes.page_watch import watch_environment
+from pytest_negativa.processes.auditors import watch_environment
+from pytest_negativa.processes.file_users import CodeFileWatch
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.results import save_opened
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.tracing.attach import attach_environment
-from pytest_negativa.tracing.command import run_traced
+from pytest_negativa.tracing.command import attach_environment, run_traced
+from pytest_negativa.tracing.merge import hash_libraries
 
 # Of samples if no flag says otherwise, see ``attach_environment``.
 _LIMITS = {"one_of": 1, "seconds": 600, "files": 1000}

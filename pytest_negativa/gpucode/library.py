@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 from msgspec.structs import replace
 
-from pytest_negativa.arch import ElementKind, choose_elements
+from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.addresses import AddressSpace, whole_sections
 from pytest_negativa.gpucode.cubin import parse_cubin
@@ -187,7 +187,9 @@ class _Reader:
         self._source = source
         self._scope = scope
         self._is_whole = is_whole
-        self._devices = scope.capabilities
+        self._devices = (
+            None if scope.devices is None else [*map(ComputeCapability.parse, scope.devices)]
+        )
         self.names = NameTable()
         self.problems = Problems()
         self._excess_left = _MAX_EXCESS

@@ -35,7 +35,7 @@ from pytest_negativa.gpucode.workers import (
     run_tasks,
     this_worker,
 )
-from pytest_negativa.models.archive import Member
+from pytest_negativa.models.image import Member
 from pytest_negativa.models.library import (
     LibraryMap,
     Removed,

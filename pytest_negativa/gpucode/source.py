@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, Protocol, TypeVar
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.models.archive import Member
+from pytest_negativa.models.image import Member
 
 _FILE_TYPES = {
     stat.S_IFDIR: "a directory",

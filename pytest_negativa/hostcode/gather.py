@@ -28,8 +28,8 @@ from pytest_negativa.models.hostcode import (
     HostUsage,
 )
 from pytest_negativa.settings.globs import PathRules
-from pytest_negativa.storage.digests import load_digests
 from pytest_negativa.storage.records import load_record, write_record
+from pytest_negativa.storage.results import load_digests
 from pytest_negativa.storage.runs import Run
 
 _T = TypeVar("_T", bound=Record)

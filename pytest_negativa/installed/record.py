@@ -104,7 +104,7 @@ def update_record(record: Path, update: Callable[[str], str], hidden: Path | Non
     Args:
         record: a RECORD, or a file of ``conda-meta``; mode and owner stay as they are.
         update: its text to the new one.
-        hidden: see ``storage.atomic.new_file``; a file of that name is replaced.
+        hidden: see ``storage.atomic.NewFile``; a file of that name is replaced.
 
     Returns:
         Whether the text is another one.

@@ -33,6 +33,7 @@ from pytest_negativa.models.measurement import (
     Variant,
 )
 from pytest_negativa.processes.auditors import AUDIT_VARIABLE
+from pytest_negativa.processes.programs import adopt_orphans
 from pytest_negativa.processes.redirect import (
     copy_path,
     make_table,
@@ -41,7 +42,6 @@ from pytest_negativa.processes.redirect import (
     why_unsupported,
     write_table,
 )
-from pytest_negativa.processes.tree import adopt_orphans
 from pytest_negativa.storage.system import read_head
 
 _MODULE_LOADING = "CUDA_MODULE_LOADING"

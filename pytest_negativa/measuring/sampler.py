@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pytest_negativa.errors import NegativaError, refusing
 from pytest_negativa.measuring.nvml import GpuPeaks, Gpus
 from pytest_negativa.models.measurement import RunFigures
-from pytest_negativa.processes.tree import MemoryPeaks, descendants, end_processes
+from pytest_negativa.processes.programs import MemoryPeaks, descendants, end_processes
 
 # Sampling takes at most a fifth of one processor's time, however many processes there are.
 _TIMES_REST = 4

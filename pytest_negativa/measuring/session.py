@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_negativa.devices import has_gpu
 from pytest_negativa.errors import OptionError
 from pytest_negativa.measuring.experiment import MeasureRequest, measure
 from pytest_negativa.models.measurement import Loading, Measurement
@@ -16,7 +17,6 @@ from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import RunsFolder
-from pytest_negativa.tracing.gpu import has_gpu
 
 _FILE = "measurement.json"
 

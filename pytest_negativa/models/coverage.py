@@ -50,11 +50,6 @@ class KernelCoverage(Record, frozen=True, kw_only=True):
         """Whether anything ran it."""
         return bool(self.runs)
 
-    @property
-    def group(self) -> str:
-        """Its source file, else its namespace."""
-        return self.file or self.scope
-
 
 class LibraryCoverage(Record, frozen=True, kw_only=True):
     """The kernels of one library that the project builds itself.
@@ -85,5 +80,5 @@ class LibraryCoverage(Record, frozen=True, kw_only=True):
         """The kernels by source file, or else namespace, sorted; empty for neither."""
         found: dict[str, list[KernelCoverage]] = {}
         for kernel in self.kernels:
-            found.setdefault(kernel.group, []).append(kernel)
+            found.setdefault(kernel.file or kernel.scope, []).append(kernel)
         return dict(sorted(found.items()))

@@ -353,13 +353,6 @@ class Scope(Record, frozen=True, kw_only=True):
     starts: frozenset[NonNegative] | None = None
     calls: bool = True
 
-    @property
-    def capabilities(self) -> tuple[ComputeCapability, ...] | None:
-        """``devices`` as compute capabilities; None for all code."""
-        if self.devices is None:
-            return None
-        return tuple(map(ComputeCapability.parse, self.devices))
-
 
 class Kernel(NamedTuple):
     """A kernel by its mangled name; ``code_size`` in bytes, None for PTX (no code yet)."""

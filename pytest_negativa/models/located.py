@@ -53,11 +53,6 @@ class LocatedLibrary(Record, frozen=True, kw_only=True):
         """Use of an element's region, or of a frame; None: not used."""
         return self.uses.get(block.anchor)
 
-    @property
-    def used_kernels(self) -> dict[str, FirstUse]:
-        """By mangled name: the kernels that were looked up in any region or frame."""
-        return earliest(mark.kernels for mark in self.uses.values())
-
 
 def may_be(traced: TracedLibrary, library: LibraryIdentity) -> bool:
     """Whether a traced file had the content of a library, by digest or else size and build id."""

@@ -202,9 +202,8 @@ class SessionResult(Record, frozen=True, kw_only=True):
         command: the words that started it.
         duration: wall time in seconds, up to the last thing known.
         longest_silence: the longest time in seconds between two lines.
-        exit_status: None if the session died.
+        exit_status: None if the session died: its last line is not there.
         context_lost: it stopped because the CUDA context was lost.
-        complete: the last line is there.
         workers: how the workers of pytest-xdist ended, if that is known.
         running: tests that began and did not end, if the session died.
         repeats: how tests ended that a round on the originals ran again.
@@ -224,8 +223,3 @@ class SessionResult(Record, frozen=True, kw_only=True):
     running: tuple[str, ...] = ()
     circumstances: Circumstances | None = None
     repeats: tuple[TestResult, ...] = ()
-
-    @property
-    def complete(self) -> bool:
-        """Whether the session came to its end and has an exit status."""
-        return self.exit_status is not None

@@ -85,14 +85,9 @@ class LibraryRow(Record, frozen=True, kw_only=True):
         return sum(r.bytes for r in self.unused)
 
     @property
-    def unused_elements(self) -> int:
-        """Number of elements and frames that are unused."""
-        return sum(r.elements for r in self.unused)
-
-    @property
     def kept_elements(self) -> int:
         """Number of elements and frames that stay."""
-        return self.elements - self.unused_elements
+        return self.elements - sum(r.elements for r in self.unused)
 
     def unused_bytes_by(self, reason: str) -> int:
         """Bytes in the file that are unused for one reason."""

@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from pytest_negativa.arch import SmArch
 from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.outcomes import Aspect
@@ -82,11 +81,6 @@ class Keep(Record, frozen=True, kw_only=True):
     libraries: tuple[str, ...]
     archs: tuple[str, ...]
     ptx: PtxPolicy
-
-    @property
-    def sm_archs(self) -> tuple[SmArch, ...]:
-        """``archs``, parsed."""
-        return tuple(map(SmArch.parse, self.archs))
 
 
 class Granularity(str, enum.Enum):
@@ -194,54 +188,40 @@ class Thresholds(Record, frozen=True, kw_only=True):
     min_used_kernels: Limits[int]
     max_gpu_code: Limits[int]
 
-    @property
-    def are_set(self) -> bool:
-        """Whether there is any limit."""
-        return any(msgspec.structs.astuple(self))
 
-    @staticmethod
-    def of_library(limits: Mapping[str, Any]) -> Thresholds:
-        """The limits of one library, by their names; it has no others."""
-        names = Thresholds.__struct_fields__
-        return Thresholds(**{n: Limits(overall=limits.get(n), libraries={}) for n in names})
+def crossed_thresholds(
+    limits: Mapping[str, Any], *, gpu_code: int, unused_bytes: int, used_kernels: int
+) -> tuple[str, ...]:
+    """The crossed thresholds, a sentence each; a value equal to its limit crosses nothing.
 
-    def crossed(
-        self,
-        *,
-        gpu_code: int,
-        unused_bytes: int,
-        used_kernels: int,
-    ) -> tuple[str, ...]:
-        """The crossed limits, a sentence each; a value equal to its limit crosses nothing.
+    Percentages are exact, not rounded. Without GPU code, no percentage exists, so none crosses a
+    limit.
 
-        They are those over all libraries. Percentages are exact, not rounded. Without GPU code,
-        no percentage exists, so none crosses a limit.
-
-        Args:
-            gpu_code, unused_bytes: sizes in bytes.
-            used_kernels: number of kernels.
-        """
-        found = []
-        most = self.max_unused_percent.overall
-        least, largest = self.min_used_kernels.overall, self.max_gpu_code.overall
-        if gpu_code and most is not None and (unused := 100 * unused_bytes / gpu_code) > most:
-            found.append(
-                f"max_unused_percent: {_percent(unused, most)} of the GPU code is unused, "
-                f"the limit is {most:.12g}%"
-            )
-        if _above(least, used_kernels):
-            found.append(
-                f"min_used_kernels: {used_kernels:,} "
-                f"{'kernel is' if used_kernels == 1 else 'kernels are'} used, "
-                f"the limit is {least:,}"
-            )
-        if _above(gpu_code, largest):
-            unit = "byte" if largest == 1 else "bytes"
-            found.append(
-                f"max_gpu_code: there are {gpu_code:,} bytes of GPU code, "
-                f"the limit is {largest:,} {unit}"
-            )
-        return tuple(found)
+    Args:
+        limits: by name of a field of ``Thresholds``; None for no limit.
+        gpu_code, unused_bytes: sizes in bytes.
+        used_kernels: number of kernels.
+    """
+    found = []
+    most, least, largest = map(limits.get, Thresholds.__struct_fields__)
+    if gpu_code and most is not None and (unused := 100 * unused_bytes / gpu_code) > most:
+        found.append(
+            f"max_unused_percent: {_percent(unused, most)} of the GPU code is unused, "
+            f"the limit is {most:.12g}%"
+        )
+    if least is not None and used_kernels < least:
+        found.append(
+            f"min_used_kernels: {used_kernels:,} "
+            f"{'kernel is' if used_kernels == 1 else 'kernels are'} used, "
+            f"the limit is {least:,}"
+        )
+    if largest is not None and gpu_code > largest:
+        unit = "byte" if largest == 1 else "bytes"
+        found.append(
+            f"max_gpu_code: there are {gpu_code:,} bytes of GPU code, "
+            f"the limit is {largest:,} {unit}"
+        )
+    return tuple(found)
 
 
 def _percent(share: float, limit: float) -> str:
@@ -258,10 +238,6 @@ def _below(whole: int, part: int, limit: float) -> str:
     """The share of ``part`` in words if it is below the limit, else nothing."""
     share = 100 * part / whole if whole else 100.0
     return f"{_percent(share, limit)} ({part:,} of {whole:,})" if share < limit else ""
-
-
-def _above(value: float | None, limit: float | None) -> bool:
-    return value is not None and limit is not None and value > limit
 
 
 class GrowthLimit(Record, frozen=True, kw_only=True):
@@ -348,18 +324,8 @@ class Settings(Record, frozen=True, kw_only=True):
     def has_limits(self) -> bool:
         """Whether there is anything that a run can cross."""
         return (
-            self.thresholds.are_set
+            any(msgspec.structs.astuple(self.thresholds))
             or self.no_jit
             or bool(self.coverage.fail_under)
             or self.compare.baseline is not None
         )
-
-    def to_plain(self) -> dict[str, Any]:
-        """Plain values only, as ``workerinput`` of pytest-xdist needs them."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Settings:
-        """Settings from what ``to_plain`` gave, also after a journey through execnet or JSON."""
-        return msgspec.convert(plain, cls)

@@ -100,21 +100,11 @@ class LibrarySummary(LibraryFile, frozen=True, kw_only=True):
         return sum(s.code_bytes for s in self.sections)
 
     @property
-    def unpacked_bytes(self) -> int:
-        """Bytes of GPU code, unpacked."""
-        return sum(row.unpacked_bytes for row in self.code)
-
-    @property
     def loaded_bytes(self) -> int | None:
         """Bytes in the file that any of ``devices`` would load; None without devices."""
         if not self.devices:
             return None
         return sum(row.loaded_bytes or 0 for row in self.code)
-
-    @property
-    def dead_bytes(self) -> int:
-        """Bytes that none of ``devices`` would load."""
-        return self.code_bytes - (self.loaded_bytes or 0)
 
 
 class LoadableCode(Record, frozen=True, kw_only=True):

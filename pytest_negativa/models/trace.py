@@ -461,11 +461,6 @@ class ImageUse(Record, frozen=True, kw_only=True, omit_defaults=True):
     sha256: str = ""
     size: NonNegative = 0
 
-    def firsts(self) -> Iterator[FirstUse]:
-        """The first use of the image, then those of its kernels."""
-        yield self.first
-        yield from self.kernels.values()
-
     @property
     def whole(self) -> bool:
         """Whether all its kernels must count as used, not only those that were looked up.
@@ -504,7 +499,7 @@ class UsageProcess(Record, frozen=True, kw_only=True):
     header: Header
     trace: str
     ended: bool
-    torn: bool
+    torn: bool = False
     counts_launches: bool = False
     last: Context | None = None
 
@@ -582,13 +577,11 @@ class Usage(Versioned, Record, frozen=True, kw_only=True):
 
         The path is None for an image that lay in memory only.
         """
-        for library in self.libraries:
-            for image in library.images:
-                for first in image.firsts():
-                    yield library.library.path, self.context_of(first)
-        for memory_image in (*self.memory_images, *self.compiled):
-            for first in memory_image.firsts():
-                yield None, self.context_of(first)
+        images = [(used.library.path, image) for used in self.libraries for image in used.images]
+        elsewhere = [(None, image) for image in (*self.memory_images, *self.compiled)]
+        for path, image in (*images, *elsewhere):
+            for first in (image.first, *image.kernels.values()):
+                yield path, self.context_of(first)
 
     def why_incomplete(self, code: str | None = None) -> str | None:
         """Why the trace may lack uses of files; None if it is complete.

@@ -156,7 +156,7 @@ class _Planner:
         self._whole = self._reason_for_all(incomplete)
         self._fitting = self._map.loaded_starts(devices)
         self._fitting_policy = self._map.loaded_starts(policy.devices)
-        self._used_anywhere = located.used_kernels
+        self._used_anywhere = earliest(mark.kernels for mark in located.uses.values())
         self._blocks = tuple(self._map.iter_code())
         self._any_frame_used = any(f.span.start in located.uses for f in self._map.iter_frames())
         self._linked_anew = {

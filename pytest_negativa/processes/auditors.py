@@ -1,11 +1,14 @@
-"""LD_AUDIT, by which glibc loads our auditors into processes to come (rtld-audit(7))."""
+"""LD_AUDIT, by which glibc loads our auditors into processes to come (rtld-audit(7)).
+
+``redirect.c`` replaces libraries, see ``processes.redirect``. ``pages.c`` records which pages the
+processes touch: of CPU code, or of what a spare brings back. ``hostcode.page_logs`` reads that.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +19,11 @@ from pytest_negativa.errors import NegativaError
 OLDEST_GLIBC = (2, 35)
 MACHINES = ("x86_64",)
 
+_PAGES = "_pages.so"
+LOGS_VARIABLE = "NEGATIVA_PAGES_LOGS"
+ONLY_GPU_VARIABLE = "NEGATIVA_PAGES_GPU"
+ARMED_VARIABLE = "NEGATIVA_PAGES_ARMED"
+MISSES_VARIABLE = "NEGATIVA_SPARE_LOG"
 AUDIT_VARIABLE = "LD_AUDIT"
 TUNABLES_VARIABLE = "GLIBC_TUNABLES"
 # With an auditor, glibc lays out thread-local storage before it loads the program's libraries.
@@ -26,10 +34,14 @@ TUNABLES_VARIABLE = "GLIBC_TUNABLES"
 _TUNABLE = "glibc.rtld.optional_static_tls=4096"
 
 
+def built_library(name: str) -> Path | None:
+    """A library for LD_AUDIT by its file name; None: it was not built."""
+    path = Path(__file__).with_name(name)
+    return path if path.is_file() else None
+
+
 def why_no_auditor(library: Path | None) -> str | None:
     """Reason for which processes can't load an auditor on this machine; None if they can."""
-    if not sys.platform.startswith("linux"):
-        return f"it needs glibc's LD_AUDIT, and this is {sys.platform}"
     try:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
     except (ValueError, OSError):
@@ -65,6 +77,50 @@ def with_auditor(environ: Mapping[str, str], library: Path | None) -> dict[str, 
         AUDIT_VARIABLE: _first(str(library), environ.get(AUDIT_VARIABLE, "")),
         # The last value of a tunable counts, so a user's own stays.
         TUNABLES_VARIABLE: _first(_TUNABLE, environ.get(TUNABLES_VARIABLE, "")),
+    }
+
+
+def why_unwatchable() -> str | None:
+    """Reason for which this machine can't trace CPU code; None if it can."""
+    return why_no_auditor(built_library(_PAGES))
+
+
+def watch_environment(
+    environ: Mapping[str, str],
+    logs: Path,
+    *,
+    only_gpu: bool = False,
+    armed: Path | None = None,
+) -> dict[str, str]:
+    """The variables to set so that processes record the pages that they touch.
+
+    Args:
+        only_gpu: record nothing of CPU code.
+        armed: a file of ``verifying.tripwire``: of GPU code, record touches of removed code alone.
+
+    Raises:
+        NegativaError: this machine can't do it.
+    """
+    return {
+        **with_auditor(environ, built_library(_PAGES)),
+        LOGS_VARIABLE: str(logs.absolute()),
+        ONLY_GPU_VARIABLE: "1" if only_gpu else "",
+        ARMED_VARIABLE: "" if armed is None else str(armed.absolute()),
+    }
+
+
+def misses_environment(environ: Mapping[str, str], logs: Path) -> dict[str, str]:
+    """The variables to set so that processes record what comes back to libraries with a spare.
+
+    Raises:
+        NegativaError: this machine can't do it.
+    """
+    # Those that trace CPU code take precedence.
+    traced = {LOGS_VARIABLE: ""} if LOGS_VARIABLE in environ else {}
+    return {
+        **with_auditor(environ, built_library(_PAGES)),
+        **traced,
+        MISSES_VARIABLE: str(logs.absolute()),
     }
 
 

@@ -39,7 +39,7 @@ from typing import NamedTuple
 from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.elf import find_interpreter
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.processes.auditors import why_no_auditor, with_auditor
+from pytest_negativa.processes.auditors import built_library, why_no_auditor, with_auditor
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.shared_folders import make_passable
 from pytest_negativa.storage.system import read_regular
@@ -105,8 +105,7 @@ class RedirectedProcess:
 
 def redirect_library() -> Path | None:
     """The library for LD_AUDIT; None: it was not built."""
-    path = Path(__file__).with_name("_redirect.so")
-    return path if path.is_file() else None
+    return built_library("_redirect.so")
 
 
 def why_unsupported() -> str | None:

@@ -32,8 +32,7 @@ from pytest_negativa.reporting.text import (
     terminal_width,
     wrap,
 )
-from pytest_negativa.storage.output import STDOUT
-from pytest_negativa.storage.urls import Url, place_of
+from pytest_negativa.storage.urls import STDOUT, Url, place_of
 
 ReportFile = tuple[Path | Url, bytes]
 """Path, absolute or ``-``, or URL of a file, and its content."""

@@ -17,7 +17,7 @@ from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.layout import FileLayout, StoppedError, write_layout
-from pytest_negativa.storage.atomic import new_file
+from pytest_negativa.storage.atomic import NewFile
 
 STEP = 512 << 10
 """Bytes that are compared in one go. Buffers that fit a processor's cache take half the time."""
@@ -56,10 +56,10 @@ def write_copy(
         # A link at the target is replaced; the file it leads to stays.
         if not target.is_symlink() and target.exists() and target.samefile(source.path):
             raise ReconstructError(f"{target}: is the original itself")
-        with new_file(target) as new:
+        with NewFile(target) as new:
             try:
                 write_layout(FileLayout.of_copy(edits), source, new.fd, should_stop)
-                sha256 = _check(source, new.path(), edits, original, should_stop)
+                sha256 = _check(source, new.path, edits, original, should_stop)
             except FormatError as e:
                 if source.is_unchanged():
                     raise

@@ -59,7 +59,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> tuple[Settings, Pa
 
 
 def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
-    from pytest_negativa.processes.page_watch import (
+    from pytest_negativa.processes.auditors import (
         LOGS_VARIABLE,
         ONLY_GPU_VARIABLE,
         why_unwatchable,
@@ -110,7 +110,7 @@ def _discard(run: Run) -> None:
 
 def _start_again(run: Run, cwd: Path) -> NoReturn:
     from pytest_negativa.hostcode.start import begin_logs
-    from pytest_negativa.processes.page_watch import watch_environment
+    from pytest_negativa.processes.auditors import watch_environment
 
     run.make()
     logs = begin_logs(run, run.folder.parent)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec.structs import replace
 
+from pytest_negativa.devices import gpu_names
 from pytest_negativa.errors import NegativaError, describe_fault
 from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Usage, UsageWarning
@@ -26,14 +27,13 @@ from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.options import REPORT_SCREENS
 from pytest_negativa.storage.runs import MarkKind, Run
 from pytest_negativa.storage.system import process_mark
-from pytest_negativa.tracing.gpu import gpu_names
 
 if TYPE_CHECKING:
     from pytest_negativa.models.analysis import ReportContents
     from pytest_negativa.models.code_files import WatchedFiles
     from pytest_negativa.models.library import Element, LibraryMap
     from pytest_negativa.planning.decide import KeepElement
-    from pytest_negativa.processes.code_files import CodeFileWatch
+    from pytest_negativa.processes.file_users import CodeFileWatch
     from pytest_negativa.session.page_trace import PageTrace
     from pytest_negativa.session.traced_process import TracedProcess
 
@@ -254,7 +254,6 @@ class Reporter:
         except Exception as e:
             self._run.mark("incomplete", f"its report failed: {e}")
             raise
-        self._traced.disregard_children()
         self._reported = usage
         self._show(contents)
         return contents.report.crossed

@@ -92,8 +92,10 @@ def replace_process(settings: Settings, program: Program) -> NoReturn:
     Raises:
         NegativaError: the interpreter can't be started.
     """
+    import msgspec
+
     plain = {
-        "settings": settings.to_plain(),
+        "settings": msgspec.to_builtins(settings),
         "root": str(program.root),
         "again": program.again,
         "interactive": program.interactive,
@@ -122,6 +124,8 @@ def replace_process(settings: Settings, program: Program) -> NoReturn:
 
 def main() -> int:
     """The supervisor's program, which ``replace_process`` starts."""
+    import msgspec
+
     from pytest_negativa.models.settings import Settings
     from pytest_negativa.verifying.rounds import Program
 
@@ -136,7 +140,7 @@ def main() -> int:
         interactive=plain["interactive"],
         folds=plain["folds"],
     )
-    return supervise(Settings.from_plain(plain["settings"]), program, plain["unblock"])
+    return supervise(msgspec.convert(plain["settings"], Settings), program, plain["unblock"])
 
 
 def supervise(settings: Settings, program: Program, unblock: Collection[int] = ()) -> int:

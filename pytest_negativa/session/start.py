@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_negativa.devices import has_gpu
 from pytest_negativa.errors import NegativaError, OptionError, StoreError, describe_fault
 from pytest_negativa.models.environment import ROUND_VARIABLE, SESSION_VARIABLE
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Context, Header, Phase, Role
-from pytest_negativa.processes.code_files import CodeFileWatch
-from pytest_negativa.processes.watch import end_with
+from pytest_negativa.processes.file_users import CodeFileWatch
+from pytest_negativa.processes.programs import end_with
 from pytest_negativa.session import tracing_end
 from pytest_negativa.session.child_ends import ChildEnds
 from pytest_negativa.session.outcome_recorder import OutcomeRecorder, ReportDetails
@@ -49,7 +50,6 @@ from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.rounds import current_round, load_round
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.tracing.detector import Detector, TraceError
-from pytest_negativa.tracing.gpu import has_gpu
 from pytest_negativa.tracing.start import Tracing, make_header, start_detector, start_tracing
 from pytest_negativa.tracing.trace_files import end_former_program
 from pytest_negativa.tracing.untraced_children import outer_sockets

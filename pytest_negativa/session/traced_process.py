@@ -15,7 +15,7 @@ import pytest
 
 from pytest_negativa.errors import describe_fault
 from pytest_negativa.models.trace import AFTER_SESSION, Context, Phase, Role
-from pytest_negativa.processes.page_watch import LOGS_VARIABLE
+from pytest_negativa.processes.auditors import LOGS_VARIABLE
 from pytest_negativa.session.cuda_context import lost_context
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.tracing.start import Tracing
@@ -101,11 +101,6 @@ class TracedProcess:
             yield
         finally:
             self._tracing.detector.resume()
-
-    def disregard_children(self) -> None:
-        """Note that the processes started until now read libraries for the report."""
-        if self._tracing is not None:
-            self._tracing.disregard_children()
 
     def settle(self) -> None:
         """All tests have ended: write what is known of them."""

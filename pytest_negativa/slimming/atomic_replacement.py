@@ -20,8 +20,7 @@ from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.rewriting.edits import Edits
 from pytest_negativa.rewriting.layout import FileLayout, write_layout
 from pytest_negativa.slimming.tree import ORIGINALS_MARK, staged_name
-from pytest_negativa.storage.atomic import new_file, sync_file, sync_folder
-from pytest_negativa.storage.attributes import copy_metadata, set_mtime
+from pytest_negativa.storage.atomic import NewFile, copy_metadata, set_mtime, sync_file, sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
 
 _OTHER_FILE_SYSTEM = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
@@ -234,7 +233,7 @@ def copy_file(
     Args:
         original: the file.
         target: the copy.
-        hidden: see ``storage.atomic.new_file``; a file of that name is replaced.
+        hidden: see ``storage.atomic.NewFile``; a file of that name is replaced.
         like: another file, whose owner, mode, attributes and times the copy gets.
         mode, mtime_ns: what the copy gets instead, as ``chmod`` takes it and in ns since the epoch.
 
@@ -247,7 +246,7 @@ def copy_file(
     with (
         ByteSource(original) as source,
         opened(like or source) as model,
-        new_file(target, hidden=hidden) as new,
+        NewFile(target, hidden=hidden) as new,
     ):
         write_layout(FileLayout.of_copy(Edits(source.size)), source, new.fd)
         copy_metadata(model.fileno(), new.fd, same_bytes=model is source)

@@ -52,7 +52,7 @@ from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.request import OnProgress, SlimReport, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees
-from pytest_negativa.storage.atomic import new_file
+from pytest_negativa.storage.atomic import NewFile
 from pytest_negativa.storage.shared_folders import make_folder
 
 NOTICE = "NEGATIVA-NOTICE.txt"
@@ -155,7 +155,7 @@ def _check(request: SlimRequest) -> tuple[Path, Path]:
 
 
 def _write(target: Path, package: Path, pack: Pack, slimmed: Sequence[SlimRow]) -> None:
-    with refusing(target, "written", ReconstructError), new_file(target) as new:
+    with refusing(target, "written", ReconstructError), NewFile(target) as new:
         if slimmed:
             with open(new.fd, "w+b", closefd=False) as file:
                 pack(file, _notice(slimmed))

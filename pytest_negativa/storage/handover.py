@@ -71,13 +71,11 @@ class Handover:
 def find_controller(environ: Mapping[str, str]) -> Handover | None:
     """The session of which this process is a worker of pytest-xdist, if it is one."""
     session = find_handover(environ)
+    if session is None or not session.has_workers or "PYTEST_XDIST_WORKER" not in environ:
+        return None
     # A pytest that a test starts inherits the variables too, but its parent is the worker.
-    if session is None or not session.has_workers:
-        return None
-    parent = (os.getppid(), identify_process().namespace)
-    if parent != (session.process.pid, session.process.namespace):
-        return None
-    return session if "PYTEST_XDIST_WORKER" in environ else None
+    controller = (session.process.pid, session.process.namespace)
+    return session if (os.getppid(), identify_process().namespace) == controller else None
 
 
 def find_handover(environ: Mapping[str, str]) -> Handover | None:

@@ -14,9 +14,8 @@ import yaml
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock, digest_of
-from pytest_negativa.storage.output import write_output
 from pytest_negativa.storage.records import encode_hook
-from pytest_negativa.storage.urls import Url, read_input
+from pytest_negativa.storage.urls import Url, read_input, write_output
 from pytest_negativa.storage.yaml_records import decode_yaml
 
 MAX_BYTES = 64 << 20
@@ -76,13 +75,13 @@ def encode_lock(lock: Lock) -> bytes:
             _kept_line(kept, as_plain)
             for kept, as_plain in zip(library.kept, plain["kept"], strict=True)
         ]
-    devices = document["proof"]["devices"]
-    document["proof"]["devices"] = [_Line(device) for device in devices]
+    proof = document["proof"]
+    proof["devices"] = [_Line(device) for device in proof["devices"]]
     text: str = yaml.dump(
         document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH
     )
-    proved = lock.proof.proved
-    how = "as proved on copies without the rest" if proved else "as traced: this is NOT PROVED"
+    is_proved = proof["proved"]
+    how = "as proved on copies without the rest" if is_proved else "as traced: this is NOT PROVED"
     return (_HEAD.format(how=how) + text).encode()
 
 
@@ -101,9 +100,14 @@ def decode_lock(data: bytes, origin: str) -> Lock:
         StoreError: not a lock, of a version that this release does not read, or a line of it was
             lost, added or changed.
     """
-    what = "a lock file"
     lock, root = decode_yaml(
-        data, Lock, LOCK_VERSION, origin=origin, max_items=MAX_ITEMS, what=what, remedy=_REMEDY
+        data,
+        Lock,
+        LOCK_VERSION,
+        origin=origin,
+        max_items=MAX_ITEMS,
+        what="a lock file",
+        remedy=_REMEDY,
     )
     if lock.digest != digest_of(lock):
         line = root.nearest(["digest"]).place.line

@@ -38,6 +38,13 @@ _decode = msgspec.json.Decoder(AnyOutcomeRecord).decode
 # What pytest-xdist writes as the phase of a test whose worker crashed.
 _CRASHED_PHASE = "???"
 _LAST_PHASES = ("teardown", _CRASHED_PHASE)
+# By pytest's outcome, and whether the test is marked as one that fails.
+_GOOD_ENDS = {
+    ("passed", False): Outcome.PASSED,
+    ("passed", True): Outcome.XPASSED,
+    ("skipped", False): Outcome.SKIPPED,
+    ("skipped", True): Outcome.XFAILED,
+}
 # If phases of a test disagree, the earlier of these outcomes counts.
 _GRAVEST = (
     Outcome.CRASHED,
@@ -258,13 +265,9 @@ def _outcome(record: PhaseReported) -> Outcome | None:
     """Outcome of one phase; None for what plugins add, such as an attempt that is repeated."""
     if record.when == _CRASHED_PHASE:
         return Outcome.CRASHED
-    if record.outcome == "passed":
-        return Outcome.XPASSED if record.expected_failure else Outcome.PASSED
-    if record.outcome == "skipped":
-        return Outcome.XFAILED if record.expected_failure else Outcome.SKIPPED
     if record.outcome == "failed":
         return Outcome.FAILED if record.when == "call" else Outcome.ERROR
-    return None
+    return _GOOD_ENDS.get((record.outcome, record.expected_failure))
 
 
 def _aspects(record: PhaseReported, outcome: Outcome | None) -> Iterator[tuple[Aspect, str]]:
@@ -292,19 +295,14 @@ def by_nodeid(results: Iterable[TestResult]) -> dict[str, TestResult]:
 class CommandOutcome:
     """Writes the outcomes file of a program that writes none: the command is its one test."""
 
-    def __init__(self, writer: LineWriter, label: str) -> None:
-        self._writer = writer
-        self._label = label
-
-    @classmethod
-    def start(cls, path: Path, command: Sequence[str]) -> CommandOutcome:
+    def __init__(self, path: Path, command: Sequence[str]) -> None:
         """Create the file and begin it.
 
         Raises:
             StoreError: the file can't be created.
         """
-        writer, label = LineWriter(path), shlex.join(command)
-        writer.write(
+        self._writer, self._label = LineWriter(path), shlex.join(command)
+        self._writer.write(
             SessionStarted(
                 format_version=OUTCOMES_VERSION,
                 command=tuple(command),
@@ -312,8 +310,7 @@ class CommandOutcome:
                 kind=SessionKind.COMMAND,
             )
         )
-        writer.write(TestStarted(nodeid=label, time_ns=time.time_ns()))
-        return cls(writer, label)
+        self._writer.write(TestStarted(nodeid=self._label, time_ns=time.time_ns()))
 
     def finish(
         self, status: int, seconds: float, *, traced: int | None = None, silent: bool = False

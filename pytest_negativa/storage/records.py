@@ -89,8 +89,9 @@ def load_record(path: Path, kind: type[_T], version: int, what: str, remedy: str
     Raises:
         StoreError: it can't be read, is something else, or of another version.
     """
-    data = read_own(path)
-    return decode_versioned(data, kind, version, origin=str(path), what=what, remedy=remedy)
+    return decode_versioned(
+        read_own(path), kind, version, origin=str(path), what=what, remedy=remedy
+    )
 
 
 def load_if_there(path: Path, kind: type[_T], version: int, what: str, remedy: str) -> _T | None:

@@ -1,4 +1,9 @@
-"""Results of analysis and verification in a run's folder: usage, maps, plans, healing, verdict."""
+"""Results of analysis and verification in a run's folder: usage, maps, plans, healing, verdict.
+
+And ``digests.json``: the SHA-256 of each library when the run ended, from the maps of a planned
+run, else from ``tracing.merge``. With these digests a run can be planned again, or combined with
+others, after its libraries were installed anew or on another machine.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,8 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import OPENED_VERSION, WatchedFiles
@@ -16,7 +23,7 @@ from pytest_negativa.models.outcomes import COMBINED_TESTS_VERSION, TestResult
 from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
 from pytest_negativa.models.report import REPORT_VERSION, RunReport
 from pytest_negativa.models.snapshot import SNAPSHOT_VERSION, Snapshot
-from pytest_negativa.models.trace import USAGE_VERSION, Usage
+from pytest_negativa.models.trace import DIGESTS_VERSION, USAGE_VERSION, TracedLibrary, Usage
 from pytest_negativa.models.verdict import (
     PAGE_VERDICT_VERSION,
     VERDICT_VERSION,
@@ -24,7 +31,6 @@ from pytest_negativa.models.verdict import (
     PageVerdict,
     Verdict,
 )
-from pytest_negativa.storage.digests import save_digests
 from pytest_negativa.storage.maps import load_map
 from pytest_negativa.storage.outcomes import read_outcomes, unite_tests
 from pytest_negativa.storage.records import (
@@ -35,7 +41,7 @@ from pytest_negativa.storage.records import (
     write_record,
     write_rows,
 )
-from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.storage.runs import Run, RunsFolder, digests_in
 from pytest_negativa.storage.urls import Url, read_input
 
 _NEGATIVA_ML_VERSION = 1
@@ -72,7 +78,7 @@ def write_run(
     names = _file_names(analysis.libraries)
     write_record(run.usage_file, analysis.usage)
     save_digests(run.traces_folder, (used.library for used in analysis.usage.libraries))
-    write_record(run.negativa_ml_file, negativa_ml_trace(analysis.usage))
+    write_record(run.negativa_ml_file, _negativa_ml_trace(analysis.usage))
     for library in analysis.libraries:
         name = names[library.plan.library.path]
         write_record(run.map_dir / name, library.library_map)
@@ -93,7 +99,7 @@ def write_run(
     )
 
 
-def negativa_ml_trace(usage: Usage) -> dict[str, Any]:
+def _negativa_ml_trace(usage: Usage) -> dict[str, Any]:
     """Content of Negativa-ML's ``trace.json``, and what tells the two apart."""
     return {
         "format_version": _NEGATIVA_ML_VERSION,
@@ -131,14 +137,12 @@ def negativa_ml_spans(plan: LibraryPlan) -> dict[str, Any]:
 def _file_names(libraries: Sequence[AnalyzedLibrary]) -> dict[str, str]:
     """A file name for each library: its own, with a digest of its path if two share a name."""
     names: dict[str, str] = {}
-    taken: set[str] = set()
     for library in libraries:
         path = library.plan.library.path
         name = f"{Path(path).name}.json"
-        if name in taken:
+        if name in names.values():
             mark = hashlib.sha256(os.fsencode(path)).hexdigest()[:8]
             name = f"{Path(path).name}.{mark}.json"
-        taken.add(name)
         names[path] = name
     return names
 
@@ -216,8 +220,9 @@ def load_healed(run: Run) -> tuple[NeededSpan, ...]:
     Raises:
         StoreError: the file can't be read.
     """
-    what = "a list of healed spans"
-    return load_rows(run.healed_file, NeededSpan, _HEALED_VERSION, what, _REMOVE)
+    return load_rows(
+        run.healed_file, NeededSpan, _HEALED_VERSION, "a list of healed spans", _REMOVE
+    )
 
 
 def save_healed(run: Run, spans: Iterable[NeededSpan]) -> None:
@@ -248,8 +253,9 @@ def load_opened(run: Run) -> tuple[WatchedFiles, ...]:
     Raises:
         StoreError: the file can't be read.
     """
-    what = "a list of opened files"
-    return load_rows(run.opened_file, WatchedFiles, OPENED_VERSION, what, "trace again")
+    return load_rows(
+        run.opened_file, WatchedFiles, OPENED_VERSION, "a list of opened files", "trace again"
+    )
 
 
 def load_usage(run: Run) -> Usage | None:
@@ -258,8 +264,9 @@ def load_usage(run: Run) -> Usage | None:
     Raises:
         StoreError: the file can't be read.
     """
-    what = "the usage of a traced run"
-    return load_if_there(run.usage_file, Usage, USAGE_VERSION, what, _PLAN_AGAIN)
+    return load_if_there(
+        run.usage_file, Usage, USAGE_VERSION, "the usage of a traced run", _PLAN_AGAIN
+    )
 
 
 def load_report(run: Run) -> RunReport:
@@ -297,8 +304,9 @@ def load_tests(run: Run) -> tuple[TestResult, ...]:
     """
     if run.outcomes_file.exists():
         return read_outcomes(run.outcomes_file).tests
-    path = run.combined_tests_file
-    return load_rows(path, TestResult, COMBINED_TESTS_VERSION, "tests", "combine again")
+    return load_rows(
+        run.combined_tests_file, TestResult, COMBINED_TESTS_VERSION, "tests", "combine again"
+    )
 
 
 def combine_tests(run: Run, parts: Iterable[Run]) -> None:
@@ -326,9 +334,13 @@ def load_page_verdict(run: Run) -> PageVerdict | None:
     Raises:
         StoreError: the file can't be read.
     """
-    what = "a verdict on CPU code"
-    path = run.page_verdict_file
-    return load_if_there(path, PageVerdict, PAGE_VERDICT_VERSION, what, "verify again")
+    return load_if_there(
+        run.page_verdict_file,
+        PageVerdict,
+        PAGE_VERDICT_VERSION,
+        "a verdict on CPU code",
+        "verify again",
+    )
 
 
 def _load_plan(path: Path) -> LibraryPlan:
@@ -349,3 +361,32 @@ def load_baseline(path: Path | Url) -> Snapshot:
         what="a baseline",
         remedy="write it again (negativa report baseline:FILE)",
     )
+
+
+def load_digests(folder: Path) -> dict[TracedLibrary, TracedLibrary]:
+    """By library as a trace has it: the library with its digest; empty if there is no file.
+
+    Args:
+        folder: of the traces.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    libraries = load_rows(
+        digests_in(folder),
+        TracedLibrary,
+        DIGESTS_VERSION,
+        "digests of libraries",
+        "remove it, and trace again if libraries have changed since",
+    )
+    return {replace(library, sha256=None): library for library in libraries}
+
+
+def save_digests(folder: Path, libraries: Iterable[TracedLibrary]) -> None:
+    """Write the libraries whose digest is known.
+
+    Raises:
+        StoreError: the file can't be written.
+    """
+    known = (library for library in libraries if library.sha256 is not None)
+    write_rows(digests_in(folder), known, DIGESTS_VERSION)

@@ -31,8 +31,8 @@ def current_round(environ: Mapping[str, str]) -> Round | None:
         return None
     found = load_round(Path(path))
     # Ids repeat in other pid namespaces: a test may start one.
-    parent = (os.getppid(), identify_process().namespace)
-    is_child = parent == (found.supervisor, found.pid_namespace)
+    supervisor = (found.supervisor, found.pid_namespace)
+    is_child = (os.getppid(), identify_process().namespace) == supervisor
     return found if found.is_pytest and is_child else None
 
 

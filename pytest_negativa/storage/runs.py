@@ -38,18 +38,16 @@ import os
 import re
 import shlex
 import time
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pytest_negativa.errors import OptionError, StoreError, refusing
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, remove_file, write_atomically
 from pytest_negativa.storage.flock import lock, open_to_lock
 from pytest_negativa.storage.handover import find_handover
 from pytest_negativa.storage.urls import Url, is_url
-
-if TYPE_CHECKING:
-    from collections.abc import Set
 
 TRACE_SUFFIX = ".jsonl"
 """Ends the names of trace files."""
@@ -126,7 +124,7 @@ class _Mark:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A traced run, or a round of a verification, by its folder."""
+    """A traced run, a verification of one, or a round of that, by its folder."""
 
     folder: Path
 
@@ -145,6 +143,7 @@ class Run:
     opened_file = _Place("opened.json")
     report_file = _Place("report.json")
     verdict_file = _Place("verdict.json")
+    armed_file = _Place("armed")
     healed_file = _Place("healed.json")
     round_file = _Place("round.json")
     redirect_logs = _Place("redirect")
@@ -175,10 +174,11 @@ class Run:
     @property
     def is_empty(self) -> bool:
         """Whether the folder has nothing that a run leaves, so that it may be none."""
-        files = (self.outcomes_file, self.usage_file, self.report_file)
         return not (
             self.has_pages
-            or any(file.exists() for file in files)
+            or self.outcomes_file.exists()
+            or self.usage_file.exists()
+            or self.report_file.exists()
             or find_traces(self.traces_folder)
             or self.plan_files()
         )
@@ -187,11 +187,6 @@ class Run:
     def has_pages(self) -> bool:
         """Whether CPU code was traced."""
         return self.page_log_files.exists() or self.host_usage_file.exists()
-
-    @property
-    def is_unlocated(self) -> bool:
-        """Whether traces of GPU code were not merged yet: ``negativa locate`` does that."""
-        return not self.usage_file.exists() and bool(self.trace_files())
 
     def make(self) -> None:
         """Make the folder for traces, and the folder for runs if it is not there.
@@ -236,13 +231,13 @@ class Run:
             shutil.rmtree(doomed)
 
     def publish(self, url: Url) -> tuple[int, int]:
-        """Send the run to a URL; see ``storage.published``.
+        """Send the run to a URL; see ``storage.push``.
 
         Raises:
             StoreError: it is no run's folder, or a file can't be read or sent.
             OptionError: the URL can't be used.
         """
-        from pytest_negativa.storage.published import publish
+        from pytest_negativa.storage.push import publish
 
         if not _RUN_ID.fullmatch(self.run_id):
             raise StoreError(
@@ -328,9 +323,9 @@ class Run:
         """
         return _files_in(self.plan_dir, ".json")
 
-    def new_verification(self) -> VerificationFolder:
-        """A folder, not made yet, for the rounds of a verification."""
-        return VerificationFolder(self.folder / "verify" / new_run_id())
+    def new_verification(self) -> Run:
+        """A folder, not made yet, for a verification: its verdict, and a folder for each round."""
+        return Run(self.folder / "verify" / new_run_id())
 
     @property
     def is_good(self) -> bool:
@@ -373,8 +368,7 @@ class Run:
         link = RunsFolder(self.folder.parent).latest
         temporary = link.with_name(f".{link.name}.{os.getpid()}")
         with refusing(link, "written"):
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
+            temporary.unlink(missing_ok=True)
             temporary.symlink_to(self.run_id)
             temporary.replace(link)
 
@@ -398,20 +392,6 @@ class Run:
         if self.trace_dir.is_dir():
             return f"{self}: no plans here; make them with {again}"
         return f"{self}: no plans here, nor a trace; expected the folder of a run"
-
-
-@dataclass(frozen=True, slots=True)
-class VerificationFolder:
-    """One verification of a run: its rounds and its verdict."""
-
-    folder: Path
-
-    armed_file = _Place("armed")
-    verdict_file = _Place("verdict.json")
-
-    def round(self, name: str) -> Run:
-        """The folder of one round."""
-        return Run(self.folder / name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -491,7 +471,7 @@ class RunsFolder:
         """
         import shutil
 
-        from pytest_negativa.storage.published import fetch, is_there, load_manifest
+        from pytest_negativa.storage.push import fetch, is_there, load_manifest
 
         manifest = load_manifest(url)
         if not _RUN_ID.fullmatch(manifest.name):
@@ -536,9 +516,9 @@ class RunsFolder:
             OptionError: there is no such run, or the URL can't be used.
             StoreError: it can't be fetched.
         """
-        if named is None and self.latest.is_dir():
-            return Run(self.latest.resolve())
         if named is None:
+            if self.latest.is_dir():
+                return Run(self.latest.resolve())
             if self.latest.is_symlink():
                 gone = f"{self.latest}: leads to {self.latest.readlink()}, which is gone"
                 raise OptionError(f"{gone}; {self.advice()}")
@@ -587,7 +567,7 @@ def fetch_to_combine(url: Url, folder: Path) -> Run:
         StoreError: it can't be fetched.
         OptionError: the URL can't be used.
     """
-    from pytest_negativa.storage.published import fetch, load_manifest
+    from pytest_negativa.storage.push import fetch, load_manifest
 
     run = Run(folder)
     unused = {run.map_dir.name, run.spans_dir.name, "verify"}

@@ -1,8 +1,12 @@
-"""Files at URLs (``s3://``, ``gs://``, ``memory://``, ...): reads and writes them with fsspec.
+"""Files whose path or URL a user names: reads and writes them, at URLs with fsspec.
 
-fsspec and the driver of a store, such as s3fs, are optional, and are imported when a URL is first
-used. Drivers take credentials from the environment or from their own configuration files, and
-repeat what fails for the moment. So a URL never holds credentials, and no file of ours does.
+URLs are ``s3://``, ``gs://``, ``memory://`` and the like. fsspec and the driver of a store, such as
+s3fs, are optional, and are imported when a URL is first used. Drivers take credentials from the
+environment or from their own configuration files, and repeat what fails for the moment. So a URL
+never holds credentials, and no file of ours does.
+
+In image builds the user is root, so what lies at an output's path decides: only a regular file is
+replaced.
 
 Every pytest session imports this module: nothing but the standard library.
 """
@@ -12,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +30,7 @@ from pytest_negativa.errors import (
     describe_fault,
     refusing,
 )
-from pytest_negativa.storage.atomic import new_file, write_atomically
+from pytest_negativa.storage.atomic import NewFile, write_atomically
 
 # Not compiled before they are needed: every command imports them.
 _URL = r"[A-Za-z][A-Za-z0-9+.-]+://"
@@ -73,11 +78,6 @@ class Url:
         return self.text
 
     @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.text.rstrip("/").rpartition("/")[2]
-
-    @property
     def parent(self) -> Url:
         """The URL without the last part of its path.
 
@@ -92,8 +92,13 @@ class Url:
     def __truediv__(self, name: str) -> Url:
         return Url(f"{self.text.rstrip('/')}/{name}")
 
-    def _open(self) -> tuple[Any, str]:
-        """The fsspec file system of the URL, and the path there."""
+    @contextlib.contextmanager
+    def _opened(self, done: str) -> Iterator[tuple[Any, str]]:
+        """The file system and the path; each driver's errors become ours.
+
+        Args:
+            done: what can't be done if there is an error.
+        """
         # What is missing, all URLs of this kind need.
         kind = f"{self.text.partition('://')[0]}:// URLs"
         try:
@@ -107,17 +112,8 @@ class Url:
         except (ImportError, ValueError) as e:
             # Both messages of fsspec say what to install, or that the protocol is unknown.
             raise OptionError(f"{kind}: {e}") from e
-        return file_system, path
-
-    @contextlib.contextmanager
-    def _opened(self, done: str) -> Iterator[tuple[Any, str]]:
-        """The file system and the path; each driver's errors become ours.
-
-        Args:
-            done: what can't be done if there is an error.
-        """
         try:
-            yield self._open()
+            yield file_system, path
         except NegativaError:
             raise
         except FileNotFoundError as e:
@@ -177,7 +173,7 @@ class Url:
         import hashlib  # OpenSSL takes 2 ms to load
 
         digest = hashlib.sha256()
-        with refusing(target, "written"), new_file(target, mode=0o666) as new:
+        with refusing(target, "written"), NewFile(target, mode=0o666) as new:
             with open(new.fd, "wb", closefd=False) as file:
                 for piece in self._pieces(size):
                     digest.update(piece)
@@ -206,36 +202,11 @@ class Url:
             StoreError: it can't be written.
         """
         with self._opened("written") as (file_system, path):
-            if (local := _local_path(file_system, path)) is not None:
-                write_atomically(local, data)
+            if "file" in file_system.protocol:
+                # fsspec does not write it atomically.
+                write_atomically(Path(path), data)
             else:
                 file_system.pipe_file(path, data)
-
-    def send(self, source: Path) -> None:
-        """Write a file with the content of a local one, as ``write`` does.
-
-        Raises:
-            StoreError: it can't be written.
-        """
-        with self._opened("written") as (file_system, path):
-            if (local := _local_path(file_system, path)) is not None:
-                local.parent.mkdir(parents=True, exist_ok=True)
-                with new_file(local, mode=0o666) as new, source.open("rb") as file:
-                    with open(new.fd, "wb", closefd=False) as target:
-                        while piece := file.read(_PIECE):
-                            target.write(piece)
-                    new.publish()
-            else:
-                file_system.put_file(os.fspath(source), path)
-
-    def delete(self) -> None:
-        """Delete the file, if it is there.
-
-        Raises:
-            StoreError: it can't be deleted.
-        """
-        with self._opened("deleted") as (file_system, path), contextlib.suppress(FileNotFoundError):
-            file_system.rm_file(path)
 
 
 def place_of(text: str) -> Path | Url:
@@ -265,6 +236,51 @@ def read_input(place: Path | Url, limit: int) -> bytes:
     return data
 
 
-def _local_path(file_system: Any, path: str) -> Path | None:
-    """The path of a ``file://`` URL, which fsspec does not write atomically; None: another URL."""
-    return Path(path) if "file" in file_system.protocol else None
+STDOUT = "-"
+"""The path that stands for standard output."""
+
+_DESCRIPTOR = re.compile(r"-|/dev/std(out|err)|(?:/dev|/proc/self|/proc/thread-self)/fd/([0-9]+)")
+
+
+def write_output(path: Path | Url, data: bytes) -> None:
+    """Write ``data`` to the file, link, device or pipe at ``path``; ``-`` is standard output.
+
+    A regular file is replaced, and keeps its mode and owner. What a link leads to, devices, pipes
+    and descriptors such as ``/dev/stdout`` are written to.
+
+    Raises:
+        StoreError: the folder does not exist, a link may be another user's trap, or the data can't
+            be written. A regular file is as it was.
+    """
+    if isinstance(path, Url):
+        path.write(data)
+        return
+    if (descriptor := _DESCRIPTOR.fullmatch(str(path))) is not None:
+        number = int(descriptor[2] or 1 + (descriptor[1] == "err"))
+        if str(path) == STDOUT:
+            if sys.stdout is None:
+                # Another file of this process may have its number.
+                raise StoreError(f"{path}: cannot be written: standard output is closed")
+            sys.stdout.flush()
+        with refusing(path, "written"), open(number, "wb", closefd=False) as file:
+            file.write(data)
+        return
+    _require_place(path)
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        with refusing(path, "written"), path.open("wb") as file:
+            file.write(data)
+    else:
+        write_atomically(path, data)
+
+
+def _require_place(path: Path) -> None:
+    """Refuse a path that can't be a file, or is a link that neither root nor this user made."""
+    if not path.parent.is_dir():
+        raise StoreError(f"{path}: not written: there is no folder {path.parent}; make it first")
+    if path.is_symlink() and (owner := path.lstat().st_uid) not in (0, os.geteuid()):
+        raise StoreError(
+            f"{path}: not written: it is a link of another user (uid {owner}); name the file "
+            f"itself: {path.readlink()}"
+        )
+    if path.is_dir():
+        raise StoreError(f"{path}: is a folder; expected the path of a file")

@@ -104,16 +104,13 @@ def parse_document(data: bytes, max_items: int | None = None) -> Node | None:
             raise YamlError(f"more than {max_items:,} commas and lines", Place(1, 1))
         return _compose_document(yaml.parse(data, Loader=_Loader))
     except yaml.MarkedYAMLError as e:
-        mark = e.problem_mark or e.context_mark
-        place = Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
         problem = str(e.problem or e.context)
+        place = _place_of(e.problem_mark or e.context_mark)
         raise YamlError(problem + _ADVICE.get(problem, ""), place) from e
     except yaml.reader.ReaderError as e:
-        line = data.count(b"\n", 0, e.position) + 1
-        raise YamlError(str(e.reason), Place(line, 1)) from e
+        raise YamlError(str(e.reason), _line_of(data, e.position)) from e
     except UnicodeDecodeError as e:
-        line = data.count(b"\n", 0, e.start) + 1
-        raise YamlError(f"not UTF-8: {e.reason}", Place(line, 1)) from e
+        raise YamlError(f"not UTF-8: {e.reason}", _line_of(data, e.start)) from e
 
 
 def _compose_document(events: Iterator[yaml.Event]) -> Node | None:
@@ -121,14 +118,16 @@ def _compose_document(events: Iterator[yaml.Event]) -> Node | None:
     for event in events:
         if isinstance(event, yaml.DocumentStartEvent):
             if root is not None:
-                raise YamlError("found a second document, expected one", _place_of(event))
+                raise YamlError(
+                    "found a second document, expected one", _place_of(event.start_mark)
+                )
             root = _compose(events, next(events))
     return root
 
 
 def _compose(events: Iterator[yaml.Event], event: yaml.Event, depth: int = 0) -> Node:
     """The node that begins with an event. PyYAML's own composer has no limit, and takes aliases."""
-    place = _place_of(event)
+    place = _place_of(event.start_mark)
     _check(event, place)
     if isinstance(event, yaml.ScalarEvent):
         return Node(_resolve(event), place)
@@ -141,7 +140,7 @@ def _compose(events: Iterator[yaml.Event], event: yaml.Event, depth: int = 0) ->
         return Node(items, place)
     entries: dict[str, Node] = {}
     while not isinstance(key := next(events), yaml.MappingEndEvent):
-        key_place = _place_of(key)
+        key_place = _place_of(key.start_mark)
         _check(key, key_place)
         if not isinstance(key, yaml.ScalarEvent):
             raise YamlError("found a list or mapping, expected a key", key_place)
@@ -155,9 +154,12 @@ def _compose(events: Iterator[yaml.Event], event: yaml.Event, depth: int = 0) ->
     return Node(entries, place)
 
 
-def _place_of(event: yaml.Event) -> Place:
-    mark = event.start_mark
+def _place_of(mark: Any) -> Place:
     return Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+
+
+def _line_of(data: bytes, position: int) -> Place:
+    return Place(data.count(b"\n", 0, position) + 1, 1)
 
 
 def _check(event: Any, place: Place) -> None:

@@ -52,8 +52,7 @@ def decode_yaml(
     try:
         root = parse_document(data, max_items) or Node(None, Place(1, 1))
         found = root.nearest(["format_version"])
-        is_number = found is not root and type(found.value) is int
-        if is_number and found.value != version:
+        if found is not root and type(found.value) is int and found.value != version:
             raise YamlError(
                 f"format_version {found.value}, this release reads {version}", found.place
             )
@@ -92,8 +91,9 @@ def _convert(root: Node, kind: type[_T]) -> _T:
             problem = _TYPE.sub(_name_types, problem[0].lower() + problem[1:])
         where = path.strip(".`")
         node = root.nearest(steps)
-        text = f"{where}: {problem}" if where else problem
-        raise YamlError(text, node.key_place or node.place) from e
+        raise YamlError(
+            f"{where}: {problem}" if where else problem, node.key_place or node.place
+        ) from e
 
 
 def _name_types(types: re.Match[str]) -> str:

@@ -1,11 +1,16 @@
-"""Runs a command and traces it, for ``negativa trace`` and ``negativa debloat``."""
+"""Runs a command and traces it, for ``negativa trace`` and ``negativa debloat``.
+
+And makes the environment in which a process outside of any session, such as a service, is traced.
+CUDA loads the native library in that process's ``cuInit``. The library decides by chance whether it
+traces the process, and stops after a time. Traces are those of samples (``Role.SAMPLE``): their
+uses count, and what they lack proves nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -18,11 +23,11 @@ from pytest_negativa.models.trace import CHILDREN_UNTRACED, EndRecord, Role, War
 from pytest_negativa.storage.outcomes import CommandOutcome
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
+from pytest_negativa.tracing.launches import NVTX_INJECTION
 from pytest_negativa.tracing.native import injection_library
-from pytest_negativa.tracing.ranges import NVTX_INJECTION
-from pytest_negativa.tracing.start import child_environment, make_header
+from pytest_negativa.tracing.start import ROOT_VARIABLE, SAMPLE, child_environment, make_header
 from pytest_negativa.tracing.trace_files import TraceWriter
-from pytest_negativa.tracing.untraced_children import Children, outer_sockets
+from pytest_negativa.tracing.untraced_children import LACKS, Children, outer_sockets
 
 # The places of CUPTI: in NVIDIA's wheels for CUDA 13 and 12, and in toolkits.
 _IN_PACKAGES = ("nvidia/cu13/lib/libcupti.so.13", "nvidia/cuda_cupti/lib/libcupti.so.12")
@@ -60,11 +65,12 @@ def run_traced(
     """
     if shutil.which(command[0]) is None:
         raise CommandNotFound(f"{command[0]}: not found, or not an executable file")
-    with contextlib.closing(Children(traceable=True)) as children:
-        environ = traced_environment(environ, run, root, level, lacks=children.name)
-        outcome = CommandOutcome.start(run.outcomes_file, command)
+    with contextlib.closing(Children()) as children:
+        changes = traced_changes(environ, run, root, level, lacks=children.name)
+        run.hold()
+        outcome = CommandOutcome(run.outcomes_file, command)
         begin = time.monotonic()
-        status = _run(command, environ)
+        status = _run(command, {**environ, **changes})
         outcome.finish(status, time.monotonic() - begin)
         _write_lacks(run, root, tuple(children.untraced()))
     return 128 - status if status < 0 else status
@@ -72,40 +78,20 @@ def run_traced(
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a program; if this process is interrupted, so is the program, and it may end."""
-    with contextlib.ExitStack() as stack:
-        arrived = _hold_signals(stack)
-        with refusing(command[0], "started", NegativaError):
-            process = subprocess.Popen(command, env=environ)
+    with refusing(command[0], "started", NegativaError):
+        process = subprocess.Popen(command, env=environ)
+    try:
+        return process.wait()
+    except KeyboardInterrupt as e:
+        # Ctrl-C in a terminal reaches the program, too; other signals reach this process alone.
+        if isinstance(e, Stopped):
+            process.send_signal(e.number)
         try:
-            stack.close()
-            for number in arrived:
-                signal.raise_signal(number)
-            return process.wait()
-        except KeyboardInterrupt as e:
-            # Ctrl-C in a terminal reaches the program, too; other signals reach this process alone.
-            if isinstance(e, Stopped):
-                process.send_signal(e.number)
-            try:
-                process.wait(None if isinstance(e, Stopped) else _AFTER_CTRL_C)
-            except (KeyboardInterrupt, subprocess.TimeoutExpired):
-                process.kill()
-                process.wait()
-            raise
-
-
-def _hold_signals(stack: contextlib.ExitStack) -> list[signal.Signals]:
-    """Collect the signals that arrive until ``stack`` ends.
-
-    An exception in the middle of the start would leave a program that runs on alone. A signal
-    that is ignored stays so: the program inherits that.
-    """
-    arrived: list[signal.Signals] = []
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        handler = signal.getsignal(number)
-        if callable(handler):
-            signal.signal(number, lambda number, _: arrived.append(signal.Signals(number)))
-            stack.callback(signal.signal, number, handler)
-    return arrived
+            process.wait(None if isinstance(e, Stopped) else _AFTER_CTRL_C)
+        except (KeyboardInterrupt, subprocess.TimeoutExpired):
+            process.kill()
+            process.wait()
+        raise
 
 
 def _write_lacks(run: Run, root: Path, lacks: Sequence[str]) -> None:
@@ -120,24 +106,6 @@ def _write_lacks(run: Run, root: Path, lacks: Sequence[str]) -> None:
     writer.close()
 
 
-def traced_environment(
-    environ: Mapping[str, str], run: Run, root: Path, level: TraceLevel, lacks: str = ""
-) -> dict[str, str]:
-    """The environment in which a program is traced by the native library. Creates the folder.
-
-    Args:
-        level: what to record of each kernel.
-        lacks: see ``child_environment``.
-
-    Raises:
-        NegativaError: the native library was not built.
-        StoreError: the folder can't be created.
-    """
-    changes = traced_changes(environ, run, root, level, lacks)
-    run.hold()
-    return {**environ, **outer_sockets(environ), **changes}
-
-
 def traced_changes(
     environ: Mapping[str, str],
     run: Run,
@@ -145,7 +113,7 @@ def traced_changes(
     level: TraceLevel = TraceLevel.LOOKUP,
     lacks: str = "",
 ) -> dict[str, str]:
-    """Variables that ``traced_environment`` sets. Creates the folder.
+    """Variables by which a program is traced by the native library. Creates the folder.
 
     Args:
         level: what to record of each kernel.
@@ -162,7 +130,7 @@ def traced_changes(
             "reinstall pytest-negativa"
         )
     run.make()
-    changes = child_environment(
+    changes = outer_sockets(environ) | child_environment(
         environ,
         run=run,
         root=root,
@@ -174,6 +142,35 @@ def traced_changes(
     if level is TraceLevel.RANGE:
         changes[NVTX_INJECTION] = environ.get(NVTX_INJECTION) or str(injection)
     return changes
+
+
+def attach_environment(
+    run: Run, one_of: int, seconds: int, files: int, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """The variables to set for a service so that its processes are traced into a run.
+
+    Args:
+        run: a new run; its folder is made, and marked as one of samples.
+        one_of: one process in this many is traced, by chance.
+        seconds: for which a process is traced; 0: until its end.
+        files: no process starts a trace if the folder has this many files.
+        environ: the service's environment. A CUDA injection library there is passed on.
+
+    Raises:
+        NegativaError: the native library was not built.
+        StoreError: the folder can't be made.
+    """
+    changes = traced_changes(environ, run, Path())
+    run.mark("samples", "made by negativa trace --attach-env")
+    # No session listens, and the folder of the project is nothing that a service should tell.
+    for name in (LACKS, ROOT_VARIABLE):
+        del changes[name]
+    return {
+        **changes,
+        SAMPLE: str(one_of),
+        f"{SAMPLE}_SECONDS": str(seconds),
+        f"{SAMPLE}_FILES": str(files),
+    }
 
 
 def find_cupti(packages: Iterable[str]) -> str | None:

@@ -2,7 +2,8 @@
 
 It works with cupti-python 13.0 up to the newest, and enables only single callback ids of the
 driver API. A whole domain makes a training loop ten times slower. In the RESOURCE domain the
-driver holds a lock; a Python callback needs the GIL and hangs under it.
+driver holds a lock; a Python callback needs the GIL and hangs under it. If another tool holds
+CUPTI, ``suspects`` says which, as far as this shows without asking CUPTI.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import gc
 import os
 import struct
 import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,6 @@ from pytest_negativa.devices import driver_initialised
 from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import Context
 from pytest_negativa.storage.system import ProcessMemory
-from pytest_negativa.tracing.conflicts import busy_message
 from pytest_negativa.tracing.detector import TraceError, TracerBusy, TracerUnavailable
 from pytest_negativa.tracing.drivercalls import (
     DRIVER_CALLS,
@@ -29,16 +29,16 @@ from pytest_negativa.tracing.drivercalls import (
     Action,
     DriverCall,
 )
-from pytest_negativa.tracing.gpu_images import (
+from pytest_negativa.tracing.kineto import before_first_profile
+from pytest_negativa.tracing.launches import LaunchCounter, Ranges
+from pytest_negativa.tracing.mappings import (
     UNKNOWN_IMAGE,
     FoundImage,
     ImageResolver,
+    Mappings,
     identify_file_image,
 )
-from pytest_negativa.tracing.kineto import before_first_profile
-from pytest_negativa.tracing.launches import LaunchCounter
-from pytest_negativa.tracing.mappings import Mappings
-from pytest_negativa.tracing.ranges import Ranges
+from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.trace_files import TraceWriter
 
@@ -46,6 +46,7 @@ from pytest_negativa.tracing.trace_files import TraceWriter
 # functionName, functionParams, functionReturnValue.
 _CALLBACK_DATA = struct.Struct("<i4xQQQ")
 _API_EXIT = 1
+_SUCCESS = b"\0\0\0\0"  # CUDA_SUCCESS in cuda.h
 _DOMAIN_DRIVER_API = 1
 _SLOT = 8
 _SUBSCRIBER_NAME = "pytest-negativa"
@@ -85,15 +86,16 @@ class CuptiDetector:
         self._pid = os.getpid()
         self._child_can_use_cuda = False
         self._profiler_known = False
-        # Slots to read and what to do with them, by callback id.
-        self._handlers: dict[int, tuple[int, Handler]] = {
-            call.cbid: (_SLOT * _slots(call), partial(self._ACTIONS[call.action], self, call))
+        # By callback id: slots to read, what to do with them, and whether that is done before the
+        # driver does it. Unloading is: afterwards the driver may give the handle to another thread.
+        # Anything else once it is known whether it worked.
+        self._handlers: dict[int, tuple[int, Handler, bool]] = {
+            call.cbid: (
+                _SLOT * _slots(call),
+                partial(self._ACTIONS[call.action], self, call),
+                call.action is Action.UNLOAD,
+            )
             for call in DRIVER_CALLS
-        }
-        self._entry_handlers = {
-            call.cbid: self._handlers[call.cbid]
-            for call in DRIVER_CALLS
-            if call.action is Action.UNLOAD
         }
 
     def start(self) -> None:
@@ -117,16 +119,14 @@ class CuptiDetector:
             return None
 
     def set_context(self, context: Context) -> None:
-        if self._launches is not None:
-            self._count_launches()
+        self._count_launches()
         self._recorder.set_context(context)
         if not self._profiler_known:
             self._profiler_known = before_first_profile(self._step_aside)
 
     def drain(self) -> None:
         self._recorder.libraries(self._mappings.new_libraries())
-        if self._launches is not None:
-            self._count_launches()
+        self._count_launches()
 
     def pause(self, reason: str) -> None:
         if self._subscriber is not None:
@@ -273,18 +273,11 @@ class CuptiDetector:
         gc.disable()
         try:
             site, _name, parameters, result = _CALLBACK_DATA.unpack(_string_at(data.ptr, 32))
-            # Unloading is noted before it happens: afterwards the driver may give the handle
-            # to another thread. Anything else once it is known whether it worked.
-            if site != _API_EXIT:
-                entry = self._entry_handlers.get(cbid)
-                if entry is not None:
-                    entry[1](_string_at(parameters, entry[0]))
+            size, handler, at_entry = self._handlers[cbid]
+            if at_entry is (site == _API_EXIT):
                 return
-            if cbid in self._entry_handlers:
-                return
-            size, handler = self._handlers[cbid]
-            code = _string_at(result, 4)
-            if code == b"\0\0\0\0":
+            code = _SUCCESS if at_entry else _string_at(result, 4)
+            if code == _SUCCESS:
                 handler(_string_at(parameters, size))
             else:
                 self._refuse(cbid, _from_bytes(code, "little"), _string_at(parameters, size))
@@ -319,12 +312,7 @@ class CuptiDetector:
 
     def _load(self, call: DriverCall, slots: bytes) -> None:
         handle = self._pointee(_slot(slots, call.handle))
-        image = self._images.resolve(_slot(slots, call.subject))
-        self._recorder.loaded(call.name, handle, image)
-
-    def _load_file(self, call: DriverCall, slots: bytes) -> None:
-        handle = self._pointee(_slot(slots, call.handle))
-        self._recorder.loaded(call.name, handle, self._file(call, slots))
+        self._recorder.loaded(call.name, handle, self._image(call, slots))
 
     def _unload(self, call: DriverCall, slots: bytes) -> None:
         self._recorder.unloaded(_slot(slots, call.handle))
@@ -337,9 +325,9 @@ class CuptiDetector:
 
     def _data(self, call: DriverCall, slots: bytes) -> None:
         address = _slot(slots, call.subject)
-        handle = _slot(slots, call.handle)
         if call.kind is not None and address:
-            self._recorder.data(call.name, handle, _string_at(address), call.kind)
+            name = _string_at(address)
+            self._recorder.data(call.name, _slot(slots, call.handle), name, call.kind)
 
     def _enumerate(self, call: DriverCall, slots: bytes) -> None:
         self._recorder.enumerated(call.name, _slot(slots, call.handle))
@@ -351,14 +339,9 @@ class CuptiDetector:
         if module is not None:
             self._recorder.alias(call.name, module, library)
 
-    def _link_data(self, call: DriverCall, slots: bytes) -> None:
-        address, size = _slot(slots, call.subject), _slot(slots, LINK_SIZE_SLOT)
-        image = self._images.resolve_sized(address, size)
+    def _link(self, call: DriverCall, slots: bytes) -> None:
+        image = self._recorder.loaded(call.name, None, self._image(call, slots))
         # The linker takes what it wants of it.
-        self._recorder.whole_image_used(call.name, self._recorder.loaded(call.name, None, image))
-
-    def _link_file(self, call: DriverCall, slots: bytes) -> None:
-        image = self._recorder.loaded(call.name, None, self._file(call, slots))
         self._recorder.whole_image_used(call.name, image)
 
     def _link_complete(self, call: DriverCall, slots: bytes) -> None:
@@ -370,19 +353,25 @@ class CuptiDetector:
 
     _ACTIONS = {  # noqa: RUF012
         Action.LOAD: _load,
-        Action.LOAD_FILE: _load_file,
+        Action.LOAD_FILE: _load,
         Action.UNLOAD: _unload,
         Action.KERNEL: _kernel,
         Action.DATA: _data,
         Action.ENUMERATE: _enumerate,
         Action.MODULE_OF_LIBRARY: _module_of_library,
-        Action.LINK_DATA: _link_data,
-        Action.LINK_FILE: _link_file,
+        Action.LINK_DATA: _link,
+        Action.LINK_FILE: _link,
         Action.LINK_COMPLETE: _link_complete,
     }
 
-    def _file(self, call: DriverCall, slots: bytes) -> FoundImage:
-        name = self._memory.read_string(_slot(slots, call.subject))
+    def _image(self, call: DriverCall, slots: bytes) -> FoundImage:
+        """The image that a call hands over: at an address, or in a file."""
+        address = _slot(slots, call.subject)
+        if call.action is Action.LOAD:
+            return self._images.resolve(address)
+        if call.action is Action.LINK_DATA:
+            return self._images.resolve_bare(address, _slot(slots, LINK_SIZE_SLOT))
+        name = self._memory.read_string(address)
         return UNKNOWN_IMAGE if name is None else identify_file_image(os.fsdecode(name))
 
     def _pointee(self, address: int) -> int | None:
@@ -423,3 +412,56 @@ def cupti_version() -> str:
         return f"cupti-python {version('cupti-python')}"
     except PackageNotFoundError:
         return "cupti-python"
+
+
+# (part of a file name among the mapped libraries, the tool it belongs to)
+_LIBRARIES = (
+    ("libToolsInjection", "NVIDIA Nsight Systems (nsys)"),
+    ("libnvda-injection", "NVIDIA Nsight Systems (nsys)"),
+    ("nvperf-target-injection", "NVIDIA Nsight Compute (ncu)"),
+    ("libcuda-injection", "NVIDIA Nsight Compute (ncu)"),
+    ("libsanitizer-collection", "compute-sanitizer"),
+    ("libTreeLauncherTargetInjection", "an NVIDIA Nsight launcher"),
+    ("libcudadebugger", "cuda-gdb"),
+    ("libproton", "Triton's Proton profiler"),
+    ("libnvbit", "NVBit"),
+    ("libscorep", "Score-P"),
+)
+# CUDA_INJECTION64_PATH is not among them: in a traced process it is ours, and what the user had
+# set there stands in the other one.
+_VARIABLES = (
+    ("NEGATIVA_CHAINED_INJECTION", "the library in CUDA_INJECTION64_PATH"),
+    ("NVTX_INJECTION64_PATH", "the library in NVTX_INJECTION64_PATH"),
+    ("NSYS_PROFILING_SESSION_ID", "NVIDIA Nsight Systems (nsys)"),
+    ("NV_NSIGHT_INJECTION_TRANSPORT_TYPE", "an NVIDIA Nsight tool"),
+    ("NV_COMPUTE_PROFILER_DISABLE_STOCK_FILE_DEPLOYMENT", "NVIDIA Nsight Compute (ncu)"),
+)
+
+
+def suspects(libraries: Iterable[str], environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Tools that leave traces in this process, likeliest first."""
+    found = dict.fromkeys(
+        tool for library in libraries for part, tool in _LIBRARIES if part in library
+    )
+    for variable, tool in _VARIABLES:
+        value = environ.get(variable)
+        # At level range, NVTX's variable names the native library.
+        if value and value != str(injection_library()):
+            found[f"{tool} ({value})" if "library in" in tool else tool] = None
+    if not found and any("libkineto" in x or "libtorch_cpu" in x for x in libraries):
+        found["torch.profiler, if it is running in this process"] = None
+    return tuple(found)
+
+
+def busy_message(
+    subscriber: str | None, libraries: Iterable[str], environ: Mapping[str, str]
+) -> str:
+    """Name the tools that may hold CUPTI."""
+    # CUPTI 13.0 puts it so for a tool that gave no name, as Kineto (torch.profiler) does.
+    named = subscriber and "<not provided>" not in subscriber
+    who = [f'"{subscriber}"'] if named else []
+    who += suspects(libraries, environ)
+    return (
+        "CUPTI serves one tool at a time and is taken by "
+        f"{' or '.join(who) or 'a tool that leaves no other trace'}; run without it to trace"
+    )

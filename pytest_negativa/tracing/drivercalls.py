@@ -60,19 +60,16 @@ LINK_SIZE_SLOT = 3
 _ROW = re.compile(r'^CALL\((\d+), (\w+), (\w+), (\d), (\d), (?:NULL|"([\w-]+)")\)$', re.MULTILINE)
 
 
-def _read_table() -> tuple[DriverCall, ...]:
-    text = Path(__file__).with_name("driver_calls.h").read_text("ascii")
-    return tuple(
-        DriverCall(
-            int(cbid),
-            name,
-            Action[action],
-            int(handle),
-            int(subject),
-            DataKind(kind) if kind else None,
-        )
-        for cbid, name, action, handle, subject, kind in _ROW.findall(text)
+DRIVER_CALLS = tuple(
+    DriverCall(
+        int(cbid),
+        name,
+        Action[action],
+        int(handle),
+        int(subject),
+        DataKind(kind) if kind else None,
     )
-
-
-DRIVER_CALLS = _read_table()
+    for cbid, name, action, handle, subject, kind in _ROW.findall(
+        Path(__file__).with_name("driver_calls.h").read_text("ascii")
+    )
+)

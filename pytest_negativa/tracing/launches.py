@@ -1,14 +1,20 @@
-"""Launches of each kernel, counted by CUPTI's activity records; off by default."""
+"""Launches of each kernel, counted by CUPTI's activity records, and the NVTX ranges around them.
+
+Programs and frameworks name their operations with NVTX ranges. Both are off by default.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any, NamedTuple
 
-from pytest_negativa.tracing.ranges import Ranges
+from pytest_negativa.tracing.detector import TracerUnavailable
+from pytest_negativa.tracing.mappings import loaded_cupti
+from pytest_negativa.tracing.native import injection_library
 
 # CUpti_ActivityKind in cupti_activity.h: CONCURRENT_KERNEL doesn't serialise kernels.
 _KIND_DRIVER = 4
@@ -70,12 +76,13 @@ class LaunchCounter:
     def start(self, cupti: Any) -> None:
         self._cupti = cupti
         cupti.activity_register_callbacks(self._give_buffer, self._take_buffer)
-        cupti.activity_enable(_KIND_CONCURRENT_KERNEL)
-        if self._ranges is not None:
-            cupti.activity_enable(_KIND_EXTERNAL_CORRELATION)
-            self._enable_calls(1)
+        self._switch(cupti.activity_enable, 1)
 
-    def _enable_calls(self, on: int) -> None:
+    def _switch(self, kind: Callable[[int], None], on: int) -> None:
+        kind(_KIND_CONCURRENT_KERNEL)
+        if self._ranges is None:
+            return
+        kind(_KIND_EXTERNAL_CORRELATION)
         cupti = self._cupti
         for enable, calls in (
             (cupti.activity_enable_driver_api, _DRIVER_LAUNCHES),
@@ -92,25 +99,14 @@ class LaunchCounter:
 
     def _take_buffer(self, activities: Iterable[Any]) -> None:
         with self._lock:
-            if self._ranges is None:
-                self._add(activities)
-            else:
-                self._add_with_ranges(activities)
+            self._add(activities)
 
     def _add(self, activities: Iterable[Any]) -> None:
-        counts = self._counts
-        for activity in activities:
-            if activity.kind == _KIND_CONCURRENT_KERNEL:
-                # Both times are 0 if CUPTI could not tell them (cupti_activity.h).
-                key = activity.name, 0
-                count, gpu_ns = counts.get(key, (0, 0))
-                counts[key] = count + 1, gpu_ns + activity.end - activity.start
-
-    def _add_with_ranges(self, activities: Iterable[Any]) -> None:
         launches, self._waiting = self._waiting, []
         for activity in activities:
             kind = activity.kind
             if kind == _KIND_CONCURRENT_KERNEL:
+                # Both times are 0 if CUPTI could not tell them (cupti_activity.h).
                 launches.append(
                     _Launch(
                         activity.correlation_id,
@@ -125,7 +121,8 @@ class LaunchCounter:
             elif kind in (_KIND_DRIVER, _KIND_RUNTIME):
                 call = activity.correlation_id
                 self._called[call] = self._announced.pop(call, 0)
-        self._count(launches)
+        # Without ranges no record tells of calls.
+        self._count(launches, is_last=self._ranges is None)
 
     def _count(self, launches: Iterable[_Launch], *, is_last: bool = False) -> None:
         called, counts = self._called, self._counts
@@ -168,8 +165,53 @@ class LaunchCounter:
 
     def stop(self) -> None:
         if self._cupti is not None:
-            self._cupti.activity_disable(_KIND_CONCURRENT_KERNEL)
-            if self._ranges is not None:
-                self._cupti.activity_disable(_KIND_EXTERNAL_CORRELATION)
-                self._enable_calls(0)
+            self._switch(self._cupti.activity_disable, 0)
             self._cupti = None
+
+
+NVTX_INJECTION = "NVTX_INJECTION64_PATH"
+"""The variable that names the library that NVTX loads at the first range (nvtxInit.h)."""
+
+
+class Ranges:
+    """The ranges of this process, which the native library numbers.
+
+    The library tells CUPTI the number of the range that each thread is in.
+
+    Args:
+        environ: of the process.
+
+    Raises:
+        TracerUnavailable: the ranges can't be seen; says why.
+    """
+
+    def __init__(self, environ: MutableMapping[str, str] = os.environ) -> None:
+        injection, cupti = injection_library(), loaded_cupti()
+        if injection is None:
+            raise TracerUnavailable("NVTX ranges need the native library, which was not built")
+        other = environ.get(NVTX_INJECTION)
+        if other and other != str(injection):
+            raise TracerUnavailable(
+                f"NVTX ranges go to another tool: {NVTX_INJECTION} is set to {other}"
+            )
+        try:
+            self._library = ctypes.CDLL(str(injection))
+        except OSError as e:
+            raise TracerUnavailable(f"NVTX ranges need the native library: {e}") from e
+        self._library.negativa_range.restype = ctypes.c_char_p
+        if cupti is None or self._library.negativa_watch_ranges(os.fsencode(cupti)) != 0:
+            raise TracerUnavailable(
+                f"NVTX ranges can't be told to CUPTI ({cupti or 'its file is not known'})"
+            )
+        self._names: dict[int, tuple[str, ...]] = {0: ()}
+        environ[NVTX_INJECTION] = str(injection)
+
+    def names(self, number: int) -> tuple[str, ...]:
+        """The names of a range and of those around it, the outermost first; of 0, none."""
+        known = self._names.get(number)
+        if known is None:
+            parent = ctypes.c_uint32()
+            name = self._library.negativa_range(ctypes.c_uint32(number), ctypes.byref(parent))
+            text = (name or b"").decode("utf-8", "backslashreplace")
+            known = self._names[number] = (*self.names(parent.value), text)
+        return known

@@ -1,4 +1,15 @@
-"""The file at an address of this process, and its identity."""
+"""The file at an address of this process and its identity, and the image that lies there.
+
+The driver takes six things at one pointer: a fatbin wrapper, a fatbin, a cubin, PTX text, and
+for its linker LTO-IR and host objects. The first bytes tell which one it is.
+
+Fatbin wrapper (``__fatBinC_Wrapper_t`` in CUDA's fatbinary_section.h)::
+
+    u32 magic 0x466243B1   u32 version   u64 pointer to the fatbin   u64 file name or fatbins
+
+In version 2 (relocatable code, linked at build time) the last pointer leads to a list of the
+images that were linked. A null pointer ends it. The driver can link again from these images.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +20,14 @@ import hashlib
 import os
 import re
 import struct
+from pathlib import Path
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from pytest_negativa.models.build_id import find_build_id
-from pytest_negativa.models.trace import FileState, TracedLibrary
-from pytest_negativa.storage.system import System
+from pytest_negativa.models.trace import FileState, ImageForm, TracedLibrary
+from pytest_negativa.storage.system import ProcessMemory, System, open_regular
 
 # proc(5), /proc/pid/maps: address perms offset dev inode pathname. Only lines with a path.
 _LINE = re.compile(
@@ -30,13 +42,26 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 _DELETED = " (deleted)"
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/(.+)")
 
-_ELF_MAGIC = b"\x7fELF\x02\x01"
+_ELF64_MAGIC = b"\x7fELF\x02\x01"
 _PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 _PT_NOTE = 4
 _MAX_NOTES = 1 << 16
 # Bytes. Hashing this much takes about 5 ms.
 _MAX_HASHED = 8 << 20
 _HASH_STEP = 256 << 10
+
+# Of images.
+_WRAPPER = struct.Struct("<IIQQ")
+_WRAPPER_MAGIC = 0x466243B1
+_FATBIN = struct.Struct("<IHHQ")
+_FATBIN_MAGIC = 0xBA55ED50
+_ELF_MAGIC = b"\x7fELF"
+_SECTION = struct.Struct("<4xI16xQQ24x")  # of Elf64_Shdr: sh_type, sh_offset, sh_size
+_NOBITS = 8
+_MAX_PRELINKED = 1 << 14
+# Larger than any cubin or PTX seen by far (76 MB); hashing must end.
+_MAX_SIZE = 1 << 30
+_CHUNK = 1 << 22
 
 
 class MappedFile(NamedTuple):
@@ -56,13 +81,8 @@ class Mapping(NamedTuple):
     start: int
     end: int
     offset: int
-    path: str
+    file: MappedFile
     executable: bool
-    inode: int
-
-    @property
-    def file(self) -> MappedFile:
-        return MappedFile(self.path, self.inode)
 
 
 class MappedPlace(NamedTuple):
@@ -82,7 +102,7 @@ def parse_maps(data: bytes) -> tuple[Mapping, ...]:
             path = _OCTAL.sub(lambda m: chr(int(m[1], 8)), os.fsdecode(raw))
             names[raw] = path
         place = int(start, 16), int(end, 16), int(offset, 16)
-        mappings.append(Mapping(*place, path, x == b"x", int(inode)))
+        mappings.append(Mapping(*place, MappedFile(path, int(inode)), x == b"x"))
     return tuple(mappings)
 
 
@@ -100,10 +120,6 @@ def _find_line(maps: bytes, address: int) -> Mapping | None:
         else:
             return next(iter(parse_maps(maps[middle:end])), None)
     return None
-
-
-def _is_memory(mapping: Mapping) -> bool:
-    return _MEMORY.fullmatch(mapping.path) is not None
 
 
 class _DlPhdrInfo(ctypes.Structure):
@@ -170,10 +186,9 @@ class Mappings:
         if found is None or found.file not in self._loaded:
             found = _find_line(System.read_all("/proc/self/maps"), address)
             # A library may lie in a memfd. Other memory holds images as the heap does.
-            if found is not None and found.file not in self._loaded and _is_memory(found):
-                found = None
-        if found is None:
-            return None
+            is_loaded = found is not None and found.file in self._loaded
+            if found is None or (not is_loaded and _MEMORY.fullmatch(found.file.path)):
+                return None
         return MappedPlace(found.file, found.offset + address - found.start)
 
     def _find(self, address: int) -> Mapping | None:
@@ -215,10 +230,8 @@ def loaded_cupti() -> str | None:
     """The file of the CUPTI that is loaded in this process."""
     mappings = Mappings()
     mappings.refresh()
-    for path in sorted(mappings.libraries()):
-        if path.rpartition("/")[2].startswith("libcupti.so"):
-            return path
-    return None
+    files = (path for path in mappings.libraries() if Path(path).name.startswith("libcupti.so"))
+    return min(files, default=None)
 
 
 def identify_library(path: str) -> TracedLibrary:
@@ -268,17 +281,11 @@ def hash_library(library: TracedLibrary) -> TracedLibrary:
     """The library with the digest of its file, if no process changed the file since it was seen."""
     if library.sha256 is not None or state_of(library.path) != library.state:
         return library
-    try:
-        fd = System.open(library.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return library
-    try:
-        sha256 = _hash(fd, System.fstat(fd).st_size)
-    except OSError:
-        return library
-    finally:
-        System.close(fd)
-    return replace(library, sha256=sha256) if state_of(library.path) == library.state else library
+    with contextlib.suppress(OSError), open_regular(library.path) as file:
+        sha256 = _hash(file.fileno(), os.fstat(file.fileno()).st_size)
+        if state_of(library.path) == library.state:
+            return replace(library, sha256=sha256)
+    return library
 
 
 def split_deleted(file: MappedFile) -> tuple[str, bool]:
@@ -309,7 +316,7 @@ def _read_build_id(fd: int) -> str | None:
     # Not gpucode's reader, which goes by section headers. A running library has program headers for
     # certain.
     header = System.pread(fd, 64, 0)
-    if len(header) < 64 or not header.startswith(_ELF_MAGIC):
+    if len(header) < 64 or not header.startswith(_ELF64_MAGIC):
         return None
     table, size, count = (
         int.from_bytes(header[32:40], "little"),
@@ -327,3 +334,139 @@ def _read_build_id(fd: int) -> str | None:
             if build_id is not None:
                 return build_id
     return None
+
+
+class FoundImage(NamedTuple):
+    """The image at an address: at ``place`` in a file, or in memory only, with its hash.
+
+    Neither is known for ``ImageForm.UNKNOWN``.
+    """
+
+    form: ImageForm
+    place: MappedPlace | None = None
+    sha256: str | None = None
+    size: int | None = None
+    prelinked: tuple[int, ...] = ()
+
+
+UNKNOWN_IMAGE = FoundImage(ImageForm.UNKNOWN)
+
+
+class ImageResolver:
+    """Recognises images in this process's memory."""
+
+    def __init__(self, memory: ProcessMemory, mappings: Mappings) -> None:
+        self._memory = memory
+        self._mappings = mappings
+
+    def resolve(self, address: int) -> FoundImage:
+        """Find the image at ``address`` that the driver was given to load."""
+        data, others = self._unwrap(address)
+        found = self.resolve_bare(data)
+        if others and found.place is not None:
+            return found._replace(prelinked=self._prelinked(others, found.place.file))
+        return found
+
+    def locate(self, address: int) -> MappedPlace | None:
+        """Where in a file the image at ``address`` lies, whatever its bytes; None: in none."""
+        return self._mappings.find(self._unwrap(address)[0])
+
+    def _unwrap(self, address: int) -> tuple[int, int]:
+        """Address of the image in a wrapper, and of the list of linked images; 0: there is none."""
+        head = self._memory.read(address, _WRAPPER.size)
+        if len(head) < _WRAPPER.size or head[:4] != _WRAPPER_MAGIC.to_bytes(4, "little"):
+            return address, 0
+        _magic, version, data, others = _WRAPPER.unpack(head)
+        return data, others if version >= 2 else 0
+
+    def resolve_output(self, address: int, size: int) -> FoundImage:
+        """Find an output of the driver's linker."""
+        return self._hashed(ImageForm.LINKED, address, size)
+
+    def resolve_bare(self, address: int, size: int | None = None) -> FoundImage:
+        """Find an image without a wrapper; inputs of the driver's linker come with their size."""
+        head = self._memory.read(address, 64)
+        if head[:4] == _FATBIN_MAGIC.to_bytes(4, "little") and len(head) >= _FATBIN.size:
+            header_size, content_size = _FATBIN.unpack_from(head)[2:]
+            return self._placed(ImageForm.FATBIN, address, header_size + content_size)
+        if head.startswith(_ELF_MAGIC) and len(head) == 64:
+            return self._placed(ImageForm.CUBIN, address, self._cubin_size(address, head))
+        if size is not None:
+            return self._resolve_linker_input(address, size)
+        text = self._memory.read_string(address, _MAX_SIZE)
+        # PTX ISA, 5.1: a module begins with .version; comments may come before it.
+        if text is None or b".version" not in text:
+            return UNKNOWN_IMAGE
+        return self._placed(ImageForm.PTX, address, len(text))
+
+    def _resolve_linker_input(self, address: int, size: int) -> FoundImage:
+        data = self._memory.read_exactly(address, size) if size <= _MAX_SIZE else None
+        # The size of PTX may count its NUL; without it, it is known from elsewhere.
+        text = (data or b"").rstrip(b"\0")
+        if b".version" in text and b"\0" not in text:
+            return self._placed(ImageForm.PTX, address, len(text))
+        return self._placed(ImageForm.LINKED, address, size)
+
+    def _cubin_size(self, address: int, header: bytes) -> int:
+        """Bytes of a cubin in memory: up to the end of its last table or section.
+
+        Mostly that is a table. In cubins of TensorRT-LLM the sections come last.
+        ``gpucode.frames`` finds the end of a cubin in a file the same way.
+        """
+        phoff, shoff = struct.unpack_from("<QQ", header, 32)
+        phentsize, phnum, shentsize, shnum = struct.unpack_from("<HHHH", header, 54)
+        size = max(phoff + phentsize * phnum, shoff + shentsize * shnum)
+        if shentsize == _SECTION.size:
+            table = self._memory.read_exactly(address + shoff, shentsize * shnum) or b""
+            for kind, offset, length in _SECTION.iter_unpack(table):
+                if kind != _NOBITS:
+                    size = max(size, offset + length)
+        return int(size)
+
+    def _placed(self, form: ImageForm, address: int, size: int) -> FoundImage:
+        place = self._mappings.find(address)
+        if place is not None:
+            return FoundImage(form, place=place, size=size)
+        return self._hashed(form, address, size)
+
+    def _hashed(self, form: ImageForm, address: int, size: int) -> FoundImage:
+        if not 0 < size <= _MAX_SIZE:
+            return UNKNOWN_IMAGE
+        digest = hashlib.sha256()
+        for start in range(0, size, _CHUNK):
+            wanted = min(_CHUNK, size - start)
+            data = self._memory.read_exactly(address + start, wanted)
+            if data is None:
+                return UNKNOWN_IMAGE
+            digest.update(data)
+        return FoundImage(form, sha256=digest.hexdigest(), size=size)
+
+    def _prelinked(self, address: int, file: MappedFile) -> tuple[int, ...]:
+        offsets = []
+        for index in range(_MAX_PRELINKED):
+            data = self._memory.read_exactly(address + 8 * index, 8)
+            pointer = int.from_bytes(data or b"", "little")
+            if not pointer:
+                break
+            place = self._mappings.find(pointer)
+            if place is not None and place.file == file:
+                offsets.append(place.offset)
+        return tuple(offsets)
+
+
+def identify_file_image(path: str) -> FoundImage:
+    """The image that a file is, which the driver was told to load by name."""
+    try:
+        fd = System.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            head = System.pread(fd, 4, 0)
+            file = MappedFile(System.readlink(f"/proc/self/fd/{fd}"), System.fstat(fd).st_ino)
+        finally:
+            System.close(fd)
+    except OSError:
+        return UNKNOWN_IMAGE
+    magics = {
+        _FATBIN_MAGIC.to_bytes(4, "little"): ImageForm.FATBIN,
+        _ELF_MAGIC: ImageForm.CUBIN,
+    }
+    return FoundImage(magics.get(head, ImageForm.PTX), place=MappedPlace(file, 0))

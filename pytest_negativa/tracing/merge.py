@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.trace import (
@@ -49,8 +48,9 @@ from pytest_negativa.models.trace import (
     UsageWarning,
     WarningRecord,
 )
-from pytest_negativa.storage.digests import load_digests
-from pytest_negativa.storage.runs import holds_samples
+from pytest_negativa.storage.results import load_digests, save_digests
+from pytest_negativa.storage.runs import Run, holds_samples
+from pytest_negativa.tracing.mappings import hash_library
 from pytest_negativa.tracing.trace_files import TraceReader
 
 # How older traces, and those of children, report a library without an identity.
@@ -91,8 +91,14 @@ def merge_traces(
             merger.digests.update(load_digests(folder))
         except StoreError as e:
             merger.mark_incomplete("digests-unreadable", str(e), None)
-    for path in sorted(files, key=_start):
-        merger.add(path)
+    traces = []
+    for path in files:
+        try:
+            traces.append(TraceReader(path))
+        except StoreError as e:
+            merger.mark_unreadable(path, e.beside(path))
+    for trace in sorted(traces, key=_start):
+        merger.add(trace)
     return merger.usage()
 
 
@@ -111,21 +117,39 @@ def merge_when_ended(
     deadline = time.monotonic() + seconds
     while True:
         usage = merge_traces(find_traces(), running=running)
-        if not any(lack.code == STILL_RUNNING for lack in usage.incomplete):
-            return usage
-        if time.monotonic() > deadline:
+        still_run = any(lack.code == STILL_RUNNING for lack in usage.incomplete)
+        if not still_run or time.monotonic() > deadline:
             return usage
         time.sleep(_POLL)
 
 
-def _start(path: Path) -> tuple[bool, int, int, str]:
+def hash_libraries(
+    run: Run, on_done: Callable[[int, int], None] = lambda done, total: None
+) -> None:
+    """Write the digests of the files that GPU code was loaded from, if they did not change since.
+
+    Args:
+        run: has traces.
+        on_done: told of the bytes that were read, and of all.
+
+    Raises:
+        StoreError: the digests can't be written.
+    """
+    usage = merge_traces(run.trace_files())
+    used = [library.library for library in usage.libraries if library.images]
+    total = sum(library.size or 0 for library in used)
+    hashed: list[TracedLibrary] = []
+    with ThreadPoolExecutor() as pool:
+        for library in pool.map(hash_library, used):
+            hashed.append(library)
+            on_done(sum(one.size or 0 for one in hashed), total)
+    save_digests(run.trace_dir, hashed)
+
+
+def _start(trace: TraceReader) -> tuple[bool, int, int, str]:
     """Orders traces the same on every machine, whatever folders they lie in."""
-    header = None
-    with contextlib.suppress(StoreError):
-        header = TraceReader(path).header
-    if header is None:
-        return (True, 0, 0, path.name)
-    return (False, header.start_ns, header.pid, path.name)
+    header, name = trace.header, Path(trace.path).name
+    return (True, 0, 0, name) if header is None else (False, header.start_ns, header.pid, name)
 
 
 # Path and offset of an image; None, None for one that lies in no file.
@@ -155,6 +179,7 @@ class _Image:
 
 @dataclass(slots=True)
 class _Library:
+    path: str
     images: defaultdict[int, _Image] = field(default_factory=lambda: defaultdict(_Image))
     processes: int = 0
 
@@ -166,11 +191,11 @@ class _Merger:
         self.digests: dict[TracedLibrary, TracedLibrary] = {}
         self._running = running
         self._run_ids: set[str] = set()
-        self._devices: set[Device] = set()
+        self.devices: set[Device] = set()
         # Processes that loaded images, and those that named their devices.
         self.loading: set[int] = set()
-        self._with_devices: set[int] = set()
-        self._libraries: defaultdict[TracedLibrary, _Library] = defaultdict(_Library)
+        self.with_devices: set[int] = set()
+        self._libraries: dict[TracedLibrary, _Library] = {}
         self.memory: defaultdict[str, _Image] = defaultdict(_Image)
         self._processes: list[UsageProcess] = []
         self._contexts: dict[Context, int] = {}
@@ -183,25 +208,20 @@ class _Merger:
         self._incomplete: list[UsageWarning] = []
         self._headers: list[Header] = []
 
-    def add(self, path: Path) -> None:
-        process = len(self._processes)
-        try:
-            trace = TraceReader(path)
-            if trace.header is None:
-                for problem in trace.problems:
-                    self._mark_unreadable(path, problem)
-                return
-            self._run_ids.add(trace.header.run_id)
-            self._headers.append(trace.header)
-            self._processes.append(_TraceMerger(self, trace, process).merge(trace.header))
-        except StoreError as e:
-            self._mark_unreadable(path, e.beside(path))
+    def add(self, trace: TraceReader) -> None:
+        path, process = Path(trace.path), len(self._processes)
+        if trace.header is None:
+            for problem in trace.problems:
+                self.mark_unreadable(path, problem)
             return
+        self._run_ids.add(trace.header.run_id)
+        self._headers.append(trace.header)
+        self._processes.append(_TraceMerger(self, trace, process).merge(trace.header))
         for problem in trace.problems:
             self.mark_incomplete("trace-damaged", f"{path}: {problem}", process)
         self._check_end(trace, trace.header, process)
 
-    def _mark_unreadable(self, path: Path, problem: str) -> None:
+    def mark_unreadable(self, path: Path, problem: str) -> None:
         unreadable = UsageWarning(code="trace-unreadable", text=f"{path}: {problem}", process=None)
         # Such as of a process that found the disk full.
         is_sample = holds_samples(path.parent)
@@ -243,15 +263,9 @@ class _Merger:
     def context(self, context: Context) -> int:
         return self._contexts.setdefault(context, len(self._contexts))
 
-    def context_at(self, index: int) -> Context:
-        return next(itertools.islice(self._contexts, index, None))
-
-    def device(self, device: Device, process: int) -> None:
-        self._devices.add(device)
-        self._with_devices.add(process)
-
     def library(self, library: TracedLibrary, process: int) -> _Library:
-        found = self._libraries[self.digests.get(library, library)]
+        known = self.digests.get(library, library)
+        found = self._libraries.setdefault(known, _Library(known.path))
         found.processes |= 1 << process
         return found
 
@@ -307,11 +321,11 @@ class _Merger:
                     "or replaced, so which library it was is unknown",
                     None,
                 )
-        if self._devices:
-            for process in sorted(self.loading - self._with_devices):
+        if self.devices:
+            for process in sorted(self.loading - self.with_devices):
                 self.mark_incomplete("devices-unknown", "nothing tells its devices", process)
         whole = {n for n, head in enumerate(self._headers) if head.role is not Role.SAMPLE}
-        if self._devices and whole and not whole & self._with_devices:
+        if self.devices and whole and not whole & self.with_devices:
             # Alone, such a session makes nothing unused. With samples it must not, either.
             self.mark_incomplete("devices-unknown", "samples alone tell their devices", None)
         compiled = {
@@ -326,9 +340,16 @@ class _Merger:
         return Usage(
             format_version=USAGE_VERSION,
             run_ids=tuple(sorted(self._run_ids)),
-            devices=tuple(sorted(self._devices, key=lambda d: (d.compute_capability, d.uuid))),
+            devices=tuple(sorted(self.devices, key=lambda d: (d.compute_capability, d.uuid))),
             libraries=tuple(
-                self._library_usage(library, found)
+                LibraryUsage(
+                    library=library,
+                    images=tuple(
+                        self._use(image, offset=offset, prelinked=tuple(sorted(image.prelinked)))
+                        for offset, image in sorted(found.images.items())
+                    ),
+                    processes=_members(found.processes),
+                )
                 for library, found in sorted(self._libraries.items(), key=lambda i: i[0].path)
             ),
             memory_images=tuple(memory[s] for s in memory if s not in compiled),
@@ -362,16 +383,6 @@ class _Merger:
             )
         return launches
 
-    def _library_usage(self, library: TracedLibrary, found: _Library) -> LibraryUsage:
-        return LibraryUsage(
-            library=library,
-            images=tuple(
-                self._use(image, offset=offset, prelinked=tuple(sorted(image.prelinked)))
-                for offset, image in sorted(found.images.items())
-            ),
-            processes=_members(found.processes),
-        )
-
     @staticmethod
     def _use(image: _Image, **place: Any) -> ImageUse:
         return ImageUse(
@@ -388,7 +399,16 @@ class _Merger:
 
 
 _FUNCTION = DataKind.UNIFIED_FUNCTION
-_Use = ImageRecord | KernelRecord | DataRecord | EnumerationRecord | RefusalRecord | LaunchRecord
+# Records that name other records by their ids.
+_Use = (
+    ImageRecord
+    | KernelRecord
+    | DataRecord
+    | EnumerationRecord
+    | RefusalRecord
+    | LaunchRecord
+    | GapRecord
+)
 _USES = frozenset(get_args(_Use))
 
 
@@ -399,17 +419,15 @@ class _TraceMerger:
         self._merger = merger
         self._trace = trace
         self._process = process
-        self._contexts: dict[int, tuple[int, int]] = {}
-        self._context: Context | None = None
+        # By id in the trace.
+        self._contexts: dict[int, ContextRecord] = {}
         self._libraries: dict[int | None, _Library] = {}
+        self._loads: dict[int | None, ImageRecord] = {}
         self._images: dict[int, _Image] = {}
-        self._paths: dict[int | None, str] = {}
-        self._places: dict[int | None, _Place] = {}
-        self._early: list[tuple[int, _Use]] = []
-        self._gaps: list[GapRecord] = []
-        self._ended_gaps: set[int] = set()
-        self._dangling: set[str] = set()
         self._unknown: dict[int, set[str]] = {}
+        self._ended_gaps: set[int] = set()
+        self._context: Context | None = None
+        self._dangling: set[str] = set()
         self._ended = False
         self._counts_launches = False
 
@@ -419,18 +437,18 @@ class _TraceMerger:
         Args:
             header: of the trace.
         """
+        late: list[tuple[int, Any]] = []  # a use each
         for place, record in enumerate(self._trace):
-            if _is_use(record):
-                # Threads write side by side: a line may refer to one that comes later.
-                if self._is_resolved(record):
-                    self._add(record, place)
-                else:
-                    self._early.append((place, record))
+            # Threads write side by side: a line may refer to one that comes later. There may be a
+            # million launches, which refer to their context alone.
+            if type(record) is LaunchRecord and record.context in self._contexts:
+                self._add(record, place)
+            elif type(record) in _USES:
+                late.append((place, record))
             else:
                 self._note(record)
-        for place, record in sorted(self._early, key=lambda e: not isinstance(e[1], ImageRecord)):
+        for place, record in sorted(late, key=lambda use: not isinstance(use[1], ImageRecord)):
             self._add(record, place)
-        self._add_gaps()
         self._report()
         return UsageProcess(
             header=header,
@@ -441,63 +459,51 @@ class _TraceMerger:
             last=self._context,
         )
 
-    def _is_resolved(self, record: _Use) -> bool:
-        """Whether all that a record refers to was read."""
-        if record.context not in self._contexts:
-            return False
-        if isinstance(record, LaunchRecord):
-            return True
-        if isinstance(record, ImageRecord):
-            return record.library is None or record.library in self._libraries
-        if isinstance(record, RefusalRecord):
-            return (record.library is None or record.library in self._libraries) and (
-                record.image is None or record.image in self._places
-            )
-        return record.image in self._images
-
     def _note(self, record: AnyTraceRecord) -> None:
-        """Take in a record that refers to no other, or a gap."""
+        """Take in a record that refers to no other."""
         if isinstance(record, ContextRecord):
             self._context = record.context
-            context = self._merger.context(record.context)
-            self._contexts.setdefault(record.id, (record.time_ns, context))
+            self._merger.context(record.context)
+            self._contexts.setdefault(record.id, record)
         elif isinstance(record, LibraryRecord):
             self._libraries[record.id] = self._merger.library(record.library, self._process)
-            self._paths[record.id] = record.library.path
         elif isinstance(record, DeviceRecord):
-            self._merger.device(record.device, self._process)
+            self._merger.devices.add(record.device)
+            self._merger.with_devices.add(self._process)
         elif isinstance(record, WarningRecord):
             self._merger.warn(record, self._process)
-        elif isinstance(record, GapRecord):
-            self._gaps.append(record)
         elif isinstance(record, GapEndRecord):
             self._ended_gaps.add(record.id)
         elif isinstance(record, EndRecord):
             self._ended = True
 
     def _add(self, record: _Use, place: int) -> None:
-        if isinstance(record, LaunchRecord):
+        if isinstance(record, GapRecord):
+            self._add_gap(record)
+        elif isinstance(record, LaunchRecord):
             self._counts_launches = True
             self._merger.launches(record, self._when(record.context, place)[3])
         elif isinstance(record, ImageRecord):
-            self._add_image(record, place)
+            self._add_image(record, self._when(record.context, place))
         elif isinstance(record, RefusalRecord):
-            of = self._places.get(record.image, (self._paths.get(record.library), record.offset))
-            self._merger.refuse(record, of, self._when(record.context, place))
+            load = self._loads.get(record.image, record)
+            library = self._libraries.get(load.library)
+            where = None if library is None else library.path, load.offset
+            self._merger.refuse(record, where, self._when(record.context, place))
         else:
             self._add_use(record, place)
 
     def _when(self, context: int, place: int) -> _When:
         if context not in self._contexts:
             self._dangling.add(f"context {context}")
-            self._contexts[context] = (0, self._merger.context(Context(phase=Phase.PROCESS)))
-        time_ns, index = self._contexts[context]
-        return (time_ns, self._process, place, index)
+            unknown = Context(phase=Phase.PROCESS)
+            self._contexts[context] = ContextRecord(id=context, context=unknown, time_ns=0)
+        found = self._contexts[context]
+        return (found.time_ns, self._process, place, self._merger.context(found.context))
 
-    def _add_image(self, record: ImageRecord, place: int) -> None:
+    def _add_image(self, record: ImageRecord, when: _When) -> None:
         self._merger.loading.add(self._process)
-        self._places[record.id] = self._paths.get(record.library), record.offset
-        when = self._when(record.context, place)
+        self._loads[record.id] = record
         if record.offset is not None:
             library = self._libraries.get(record.library)
             if library is None:
@@ -533,15 +539,13 @@ class _TraceMerger:
         else:
             _note(image.enumerations, record.call, when)
 
-    def _add_gaps(self) -> None:
-        for record in self._gaps:
-            where = Phase.PROCESS.value
-            if (index := self._contexts.get(record.context)) is not None:
-                context = self._merger.context_at(index[1])
-                where = context.nodeid or context.phase.value
-            what = "was off" if record.id in self._ended_gaps else "went off and stayed so"
-            text = f"{where}: the detector {what}: {record.reason}"
-            self._merger.mark_incomplete("gap", text, self._process)
+    def _add_gap(self, record: GapRecord) -> None:
+        where = Phase.PROCESS.value
+        if (found := self._contexts.get(record.context)) is not None:
+            where = found.context.nodeid or found.context.phase.value
+        what = "was off" if record.id in self._ended_gaps else "went off and stayed so"
+        text = f"{where}: the detector {what}: {record.reason}"
+        self._merger.mark_incomplete("gap", text, self._process)
 
     def _report(self) -> None:
         for uses in self._unknown.values():
@@ -552,11 +556,6 @@ class _TraceMerger:
                 sorted(self._dangling)
             )
             self._merger.mark_incomplete("trace-damaged", text, self._process)
-
-
-def _is_use(record: AnyTraceRecord) -> TypeGuard[_Use]:
-    # isinstance() takes ten times as long for a union of records.
-    return type(record) in _USES
 
 
 def _note(seen: dict[K, _When], key: K, when: _When) -> None:

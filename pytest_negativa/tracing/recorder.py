@@ -35,9 +35,10 @@ from pytest_negativa.models.trace import (
     WarningRecord,
 )
 from pytest_negativa.storage.system import System
-from pytest_negativa.tracing.gpu_images import UNKNOWN_IMAGE, FoundImage
 from pytest_negativa.tracing.launches import KernelLaunches
 from pytest_negativa.tracing.mappings import (
+    UNKNOWN_IMAGE,
+    FoundImage,
     MappedFile,
     MappedPlace,
     Mappings,
@@ -69,7 +70,7 @@ class Recorder:
         self._seen: set[tuple[object, ...]] = set()
         self._warned: set[tuple[str, str]] = set()
         self._devices_known = False
-        self._gap: int | None = None
+        self._gap = 0
         # Sessions of which a test started this one don't see what this one uses.
         self._outer = tuple(filter(None, os.environ.get(OUTER_LACKS, "").split(",")))
 
@@ -112,18 +113,15 @@ class Recorder:
             return self._seen_files[seen]
         known = self._libraries.get((path, state))
         if known is None:
-            known = self._write_library(path, state)
+            new = next(self._ids)
+            # Without a state it is gone, and another file may lie at its path.
+            library = TracedLibrary(path=path) if state is None else identify_library(path)
+            self._writer.write(LibraryRecord(id=new, library=library))
+            # It may have changed since its state was read.
+            state = None if library.size is None else library.state
+            known = self._libraries.setdefault((path, state), new)
         self._seen_files[seen] = known
         return known
-
-    def _write_library(self, path: str, state: FileState | None) -> int:
-        new = next(self._ids)
-        # Without a state it is gone, and another file may lie at its path.
-        library = TracedLibrary(path=path) if state is None else identify_library(path)
-        self._writer.write(LibraryRecord(id=new, library=library))
-        # It may have changed since its state was read.
-        state = None if library.size is None else library.state
-        return self._libraries.setdefault((path, state), new)
 
     def loaded(self, call: str, handle: int | None, image: FoundImage) -> int:
         """An image was loaded, and the driver gave it a handle (None: the linker has none)."""
@@ -182,9 +180,7 @@ class Recorder:
 
     def kernel(self, call: str, handle: int, name: bytes) -> None:
         """A kernel was looked up by its mangled name."""
-        image = self._image_of_handle.get(handle)
-        if image is None:
-            image = self._image(call, handle)
+        image = self._image(call, handle)
         key = (image, name)
         if key in self._seen:
             return
@@ -261,22 +257,16 @@ class Recorder:
 
     def gap_begins(self, reason: str) -> None:
         """Tracing pauses; what the program uses now is not recorded."""
-        if self._gap is None:
-            self._gap = next(self._ids)
-            self._writer.write(
-                GapRecord(
-                    id=self._gap,
-                    reason=reason,
-                    context=self._context_id(),
-                    time_ns=System.time_ns(),
-                )
+        self._gap = next(self._ids)
+        self._writer.write(
+            GapRecord(
+                id=self._gap, reason=reason, context=self._context_id(), time_ns=System.time_ns()
             )
+        )
 
     def gap_ends(self) -> None:
         """Tracing goes on."""
-        if self._gap is not None:
-            self._writer.write(GapEndRecord(id=self._gap, time_ns=System.time_ns()))
-            self._gap = None
+        self._writer.write(GapEndRecord(id=self._gap, time_ns=System.time_ns()))
 
     def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
         """Note a warning, once; ``incomplete`` if the trace lacks something."""

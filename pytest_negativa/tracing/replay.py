@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -21,7 +21,6 @@ from pytest_negativa.models.trace import (
     AnyTraceRecord,
     Context,
     ContextRecord,
-    Device,
     DeviceRecord,
     EndRecord,
     Header,
@@ -34,7 +33,7 @@ from pytest_negativa.models.trace import (
     WarningRecord,
 )
 from pytest_negativa.settings.globs import PathRules
-from pytest_negativa.storage.digests import load_digests
+from pytest_negativa.storage.results import load_digests
 from pytest_negativa.storage.runs import TRACE_SUFFIX, find_traces, run_at
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.detector import TraceError
@@ -42,6 +41,8 @@ from pytest_negativa.tracing.mappings import identify_library
 from pytest_negativa.tracing.trace_files import TraceReader, TraceWriter, read_trace
 
 _MAX_NAMED = 5
+# More than a trace has.
+_IDS = 1 << 32
 
 
 class Recording:
@@ -95,18 +96,15 @@ class Recording:
     @property
     def replay(self) -> Replay:
         """Device and time of the recording."""
-        devices = [record.device for record in self._records() if isinstance(record, DeviceRecord)]
+        names = {
+            f"{record.device.name} (compute capability {record.device.compute_capability})"
+            for record in self._records()
+            if isinstance(record, DeviceRecord)
+        }
         return Replay(
-            device=_describe(devices),
+            device=", ".join(sorted(names)) or "an unknown device",
             recorded_ns=min(trace.header.start_ns for trace in self.traces if trace.header),
         )
-
-
-def _describe(devices: Iterable[Device]) -> str:
-    names = {
-        f"{device.name} (compute capability {device.compute_capability})" for device in devices
-    }
-    return ", ".join(sorted(names)) or "an unknown device"
 
 
 class ReplayDetector:
@@ -121,30 +119,27 @@ class ReplayDetector:
         self._stopped = False
 
     def start(self) -> None:
-        next_id = 1
         self._used = {
             (trace.path, record.library)
             for trace in self._recording.traces
             for record in trace.records
             if isinstance(record, ImageRecord)
         }
-        for trace in self._recording.traces:
-            next_id = self._write(trace, next_id)
+        for number, trace in enumerate(self._recording.traces):
+            self._write(trace, number * _IDS)
         for problem in self._recording.unreadable:
             self.warn("trace-unreadable", problem, incomplete=True)
         if (partial := run_at(self._recording.folder).partial_reason) is not None:
             text = f"{self._recording.folder}: the recording is a part of what ran: {partial}"
             self.warn("recording-partial", text, incomplete=True)
 
-    def _write(self, trace: TraceReader, first_id: int) -> int:
-        """Write a trace's records with ids of their own; returns the next free id."""
+    def _write(self, trace: TraceReader, first_id: int) -> None:
+        """Write a trace's records with ids of their own, from ``first_id``."""
         assert trace.header is not None
-        highest = 0
         for record in trace.records:
             if isinstance(record, EndRecord):
                 continue
-            moved, used = _move_ids(record, first_id)
-            highest = max(highest, used)
+            moved = _move_ids(record, first_id)
             if isinstance(record, LibraryRecord) and isinstance(moved, LibraryRecord):
                 library = self._recording.digests.get(record.library, record.library)
                 here = replace(library, path=self._recording.paths.apply(library.path))
@@ -153,19 +148,16 @@ class ReplayDetector:
                 if found is None and (trace.path, record.id) not in self._used:
                     # The other machine's C library and the like: no GPU code was loaded from it.
                     continue
-                moved = replace(moved, library=found or self._lost(record.library))
+                if found is None:
+                    self.warn(
+                        "library-not-here",
+                        f"{record.library.path}: the recorded library isn't on this machine; what "
+                        "was used of it can't be located",
+                    )
+                moved = replace(moved, library=found or record.library)
             self._writer.write(moved)
         for problem in _lost_parts(trace, trace.header):
             self.warn("trace-damaged", f"{trace.path}: {problem}", incomplete=True)
-        return first_id + highest + 1
-
-    def _lost(self, library: TracedLibrary) -> TracedLibrary:
-        self.warn(
-            "library-not-here",
-            f"{library.path}: the recorded library isn't on this machine; what was used of it "
-            "can't be located",
-        )
-        return library
 
     def set_context(self, context: Context) -> None:
         if context.nodeid is not None:
@@ -216,18 +208,14 @@ def _lost_parts(trace: TraceReader, header: Header) -> Iterator[str]:
         yield "the recording has no end: it was interrupted, or its last lines are lost"
 
 
-def _move_ids(record: AnyTraceRecord, first: int) -> tuple[AnyTraceRecord, int]:
-    """The record with its ids moved up by ``first``, and the highest of them before."""
+def _move_ids(record: AnyTraceRecord, first: int) -> AnyTraceRecord:
+    """The record with its ids moved up by ``first``."""
     ids = {
-        name: value
+        name: value + first
         for name in ("id", "context", "image", "library")
         if isinstance(value := getattr(record, name, None), int)
     }
-    if not ids:
-        return record, 0
-    return replace(record, **{name: value + first for name, value in ids.items()}), max(
-        ids.values()
-    )
+    return replace(record, **ids)
 
 
 def relocate(

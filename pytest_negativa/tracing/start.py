@@ -21,6 +21,7 @@ from pytest_negativa.models.trace import (
     Header,
     Role,
 )
+from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.detector import Detector, TraceError, TracerBusy
@@ -38,19 +39,7 @@ _CHAINED = "NEGATIVA_CHAINED_INJECTION"
 _LEVEL = "NEGATIVA_LEVEL"
 ROOT_VARIABLE = "NEGATIVA_ROOT"
 SAMPLE = "NEGATIVA_SAMPLE"
-"""One process in this many is traced, outside of any session, see ``tracing.attach``."""
-
-_VARIABLES = (
-    "NEGATIVA_TRACE_DIR",
-    "NEGATIVA_RUN_ID",
-    ROOT_VARIABLE,
-    "NEGATIVA_CUPTI",
-    LACKS,
-    SAMPLE,
-    _CHAINED,
-    _LEVEL,
-    _INJECTION,
-)
+"""One process in this many is traced, outside of any session, see ``tracing.command``."""
 
 
 def child_environment(
@@ -127,11 +116,6 @@ class Tracing:
         for problem in () if self._children is None else self._children.untraced():
             self.detector.warn(CHILDREN_UNTRACED, problem, incomplete=True)
 
-    def disregard_children(self) -> None:
-        """Note that the children until now are those of this package."""
-        if self._children is not None:
-            self._children.disregard()
-
     def stop(self) -> None:
         self._report_children()
         if self._children is not None:
@@ -172,10 +156,15 @@ def start_tracing(
         StoreError: the trace file can't be created.
     """
     if replay is not None:
-        from pytest_negativa.tracing.replay import Recording
+        from pytest_negativa.tracing.replay import Recording, ReplayDetector
 
+        recording = Recording(replay, paths)
         header = make_header(run, role, root=root, detector="replay", worker=worker)
-        return _start_replay(run, header, Recording(replay, paths), environ)
+        run.make()
+        writer = TraceWriter(run.new_trace_file(), replace(header, replay=recording.replay))
+        replayed = ReplayDetector(writer, recording)
+        replayed.start()
+        return Tracing(replayed, environ, {}, recording=recording)
     from pytest_negativa.tracing.cupti import CuptiDetector, cupti_version
 
     run.make()
@@ -212,7 +201,14 @@ def trace_by(
         return Tracing(detector, environ, {})
     injection = injection_library()
     # The children of a controller are its workers, which trace themselves.
-    untraced = Children(traceable=injection is not None or role is Role.CONTROLLER)
+    if injection is None and role is not Role.CONTROLLER:
+        detector.warn(
+            CHILDREN_UNTRACED,
+            "child processes are not traced: the native library was not built; install a C "
+            "compiler and reinstall pytest-negativa",
+            incomplete=True,
+        )
+    untraced = Children()
     changes = child_environment(
         environ,
         run=run,
@@ -228,7 +224,7 @@ def trace_by(
             f"CUDA_INJECTION64_PATH was set to {changes[_CHAINED]}: that tool is loaded, too. If "
             "it takes CUPTI, nothing is traced",
         )
-    before = {name: environ.get(name) for name in _VARIABLES if name in changes}
+    before = {name: environ.get(name) for name in changes}
     if injection is not None:
         leave_to_python(injection)
     environ.update(changes)
@@ -250,21 +246,6 @@ def start_detector(detector: Detector) -> None:
         raise
 
 
-def _start_replay(
-    run: Run, header: Header, recording: Recording, environ: MutableMapping[str, str]
-) -> Tracing:
-    from pytest_negativa.tracing.replay import ReplayDetector
-
-    run.make()
-    writer = TraceWriter(
-        run.new_trace_file(),
-        replace(header, replay=recording.replay),
-    )
-    detector = ReplayDetector(writer, recording)
-    detector.start()
-    return Tracing(detector, environ, {}, recording=recording)
-
-
 def make_header(
     run: Run, role: Role, *, root: Path, detector: str, worker: str | None = None
 ) -> Header:
@@ -277,14 +258,9 @@ def make_header(
         role=role,
         detector=detector,
         executable=sys.executable,
-        argv=tuple(_printable(argument) for argument in sys.argv),
+        argv=tuple(map(utf8, sys.argv)),
         start_ns=System.time_ns(),
         root=str(root),
         worker=worker,
         python=sys.version.split()[0],
     )
-
-
-def _printable(text: str) -> str:
-    # Arguments that are not UTF-8 have surrogates, which JSON can't hold.
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -32,7 +32,8 @@ _LOST = b"true }"
 _MAX_LINE = 16 << 20
 _MOST_PROBLEMS = 100
 
-_decode = msgspec.json.Decoder(AnyTraceRecord).decode
+decode_record = msgspec.json.Decoder(AnyTraceRecord).decode
+"""A record from its line."""
 
 
 class TraceWriter(LineWriter):
@@ -88,11 +89,10 @@ class TraceReader:
         self.records: tuple[AnyTraceRecord, ...] = ()
         self.problems: list[str] = []
         self.header: Header | None = None
-        with refusing(self.path, "read"):
+        with refusing(self.path, "read"), open_regular(path) as file:
             # Before reading: what a process that is gone had written is all there.
-            self.is_running = _is_locked(path)
-            with open_regular(path) as file:
-                first = next(read_lines(file), b"")
+            self.is_running = not _lock(file.fileno(), fcntl.LOCK_SH)
+            first = next(read_lines(file), b"")
         self._is_ours = self._read_header(first)
 
     def __iter__(self) -> Iterator[AnyTraceRecord]:
@@ -123,7 +123,7 @@ class TraceReader:
             )
             return False
         try:
-            record = _decode(line)
+            record = decode_record(line)
         except UNDECODABLE as e:
             self.problems.append(f"line 1: {e}")
             return True
@@ -136,19 +136,16 @@ class TraceReader:
 
     def _decode(self, number: int, line: bytes) -> AnyTraceRecord | None:
         try:
-            record: AnyTraceRecord = _decode(line)
+            record: AnyTraceRecord = decode_record(line)
+            if not isinstance(record, Header):
+                return record
+            problem = "a second header; are two traces in one file?"
         except UNDECODABLE as e:
-            self._add_problem(f"line {number}: {e}")
-            return None
-        if isinstance(record, Header):
-            self._add_problem(f"line {number}: a second header; are two traces in one file?")
-            return None
-        return record
-
-    def _add_problem(self, problem: str) -> None:
+            problem = str(e)
         # A hostile file has as many as it likes, and one is enough to keep all code.
         if len(self.problems) < _MOST_PROBLEMS:
-            self.problems.append(problem)
+            self.problems.append(f"line {number}: {problem}")
+        return None
 
 
 def read_lines(file: BinaryIO) -> Iterator[bytes]:
@@ -198,17 +195,9 @@ def require_ended(paths: Iterable[Path]) -> None:
         OSError: a trace can't be opened.
     """
     for path in paths:
-        if _is_locked(path):
-            raise StoreError(f"{path}: its process is still running; wait for its end")
-
-
-def _is_locked(path: str | os.PathLike[str]) -> bool:
-    # O_NONBLOCK: opening a named pipe would otherwise wait for a writer.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        return not _lock(fd, fcntl.LOCK_SH)
-    finally:
-        os.close(fd)
+        with open_regular(path) as file:
+            if not _lock(file.fileno(), fcntl.LOCK_SH):
+                raise StoreError(f"{path}: its process is still running; wait for its end")
 
 
 def _lock(fd: int, kind: int) -> bool:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary
-from pytest_negativa.processes.open_watch import Opens
+from pytest_negativa.processes.file_users import Opens
 from pytest_negativa.reporting.units import format_names
 
 _INSTALLED_ANEW = "its RECORD is another one than when it was traced"

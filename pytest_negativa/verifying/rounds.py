@@ -20,8 +20,8 @@ from pytest_negativa.errors import NegativaError, refusing
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.round import Round, RoundKind
-from pytest_negativa.processes.open_watch import Opens
-from pytest_negativa.processes.watch import ChildWatch, Interrupted, end_program
+from pytest_negativa.processes.file_users import Opens
+from pytest_negativa.processes.programs import ChildWatch, Interrupted, end_program
 from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.outcomes import (
     CommandOutcome,
@@ -115,7 +115,7 @@ class RoundResult:
     @property
     def died(self) -> bool:
         """Whether it did not end by itself."""
-        return self.silent or not self.session.complete
+        return self.silent or self.session.exit_status is None
 
     @property
     def goes_on(self) -> bool:
@@ -150,7 +150,7 @@ def run_round(
     outcomes = run.outcomes_file
     command = program.command if round_spec.tests is None else program.again
     environ = {**environ, ROUND_VARIABLE: str(round_file)}
-    writer = None if program.is_pytest else CommandOutcome.start(outcomes, command)
+    writer = None if program.is_pytest else CommandOutcome(outcomes, command)
     begin = time.monotonic()
     watch = ChildWatch()
     with watch.handled, _opened(output) as file:

@@ -13,8 +13,8 @@ from pytest_negativa.errors import SYSTEM_REFUSALS, ExitStatus, NegativaError, O
 from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.processes.page_watch import watch_environment, why_unwatchable
-from pytest_negativa.processes.watch import Interrupted, interruptible
+from pytest_negativa.processes.auditors import watch_environment, why_unwatchable
+from pytest_negativa.processes.programs import Interrupted, interruptible
 from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import fit, print_error, printable
 from pytest_negativa.reporting.verdict import render_page_verdict, render_verdict
@@ -79,7 +79,8 @@ def verify_program(
     runner = RoundRunner(program, settings, run, _say, has_shown=traces)
     reason = why_no_page_proof(run) if settings.cpu else None
     has_plan = bool(run.plan_files())
-    if settings.cpu and not has_plan and run.has_pages and not run.is_unlocated:
+    is_located = run.usage_file.exists() or not run.trace_files()
+    if settings.cpu and not has_plan and run.has_pages and is_located:
         # No GPU code was traced.
         status = _prove_pages(run, settings, runner, own_status, reason) or status
         _say(next_line(run))

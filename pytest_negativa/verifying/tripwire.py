@@ -29,7 +29,7 @@ from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstr
 from pytest_negativa.models.spans import PAGE_SIZE, Span, covers, intersection, minus, union, within
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import WorkDifference, WorkKind
-from pytest_negativa.processes.page_watch import why_unwatchable
+from pytest_negativa.processes.auditors import why_unwatchable
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import Hole, Note
 from pytest_negativa.verifying.rounds import RoundResult

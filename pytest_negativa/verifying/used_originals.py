@@ -17,8 +17,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
-from pytest_negativa.processes.file_users import FileUser
-from pytest_negativa.processes.open_watch import Opens
+from pytest_negativa.processes.file_users import FileUser, Opens
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.tracing.mappings import hash_library
 

@@ -24,13 +24,14 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import NEEDS, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep_needed_spans
+from pytest_negativa.processes.auditors import watch_environment
 from pytest_negativa.processes.file_users import (
+    CopyWatch,
     FileUser,
+    OpenWatch,
     processes_with_driver,
     wait_for_users,
 )
-from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
-from pytest_negativa.processes.page_watch import watch_environment
 from pytest_negativa.processes.redirect import (
     make_table,
     redirect_environment,
@@ -57,7 +58,7 @@ from pytest_negativa.storage.results import (
 from pytest_negativa.storage.rounds import load_round
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.shared_folders import make_logs_folder
-from pytest_negativa.tracing.command import traced_environment
+from pytest_negativa.tracing.command import traced_changes
 from pytest_negativa.tracing.merge import STILL_RUNNING, merge_when_ended
 from pytest_negativa.verifying.code_files import judge_files, unused_paths
 from pytest_negativa.verifying.evidence import (
@@ -293,14 +294,14 @@ class Verification:
         self, kind: RoundKind, tests: Sequence[str] | None, repeated: Sequence[str], why: str
     ) -> RoundResult:
         self._lingering += self._users_of_copies()
-        run = self.folder.round(f"{len(self._rounds) + 1:03}-{kind.value}")
+        run = Run(self.folder.folder / f"{len(self._rounds) + 1:03}-{kind.value}")
         where, environ = "on the originals", self.program.environ
         used: Mapping[str, str] = {}
         if kind is RoundKind.VERIFY:
             where, environ, used = self.where, self._restrict(run, environ), self._copy_files
         if not self.program.is_pytest:
             level = self.settings.trace.level
-            environ = traced_environment(environ, run, self.program.root, level)
+            environ = {**environ, **traced_changes(environ, run, self.program.root, level)}
         originals = [*used.values(), *(self._twins if used else ())]
         watch = OpenWatch([*originals, *self._unopened])
         copies = CopyWatch(used, os.path.realpath(redirect_library() or ""))

@@ -241,7 +241,7 @@ def test_progress(tmp_path: Path) -> None:
     ],
 )
 def test_coverage_has_source_lines(tmp_path: Path, root: str, file: str) -> None:
-    process = UsageProcess(header=replace(header(), root=root), trace="a", ended=True, torn=False)
+    process = UsageProcess(header=replace(header(), root=root), trace="a", ended=True)
     usage = replace(used(BIN / "liblineinfo.so", regions=(0,)), processes=(process,))
     found = analyze(usage, settings(tmp_path, "coverage: {libraries: ['*']}"))
     [coverage] = [a.coverage for a in found.libraries]

@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.analysis.analyze import analyze
-from pytest_negativa.analysis.digests import hash_libraries
 from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.trace import AnyTraceRecord, LibraryRecord
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.mappings import identify_library
-from pytest_negativa.tracing.merge import merge_traces
+from pytest_negativa.tracing.merge import hash_libraries, merge_traces
 from tests.support.analyses import region_starts, settings
 from tests.support.faults import PlantedFault
 from tests.support.libraries import BIN, MULTIARCH

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.tracing.gpu import has_gpu
+from pytest_negativa.devices import has_gpu
 from tests.support.many import build_many
 
 

@@ -12,7 +12,7 @@ import pytest
 from pytest_negativa.measuring.nvml import Gpus
 from pytest_negativa.measuring.sampler import MeasureError, run_sampled
 from pytest_negativa.models.measurement import Loading, RunFigures, Variant
-from pytest_negativa.processes.tree import adopt_orphans, descendants
+from pytest_negativa.processes.programs import adopt_orphans, descendants
 from tests.support.pythons import ALLOCATED, INTERPRETER, python
 
 BLANK = RunFigures(variant=Variant.SLIM, loading=Loading.LAZY, warm_up=False, pair=1)

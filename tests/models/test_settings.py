@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
-from pytest_negativa.models.settings import Coverage, Limits, Thresholds
-
-
-def limits(**given: float) -> Thresholds:
-    return Thresholds.of_library(given)
-
+from pytest_negativa.models.settings import Coverage, Limits, crossed_thresholds
 
 FACTS = {"gpu_code": 1000, "unused_bytes": 900, "used_kernels": 30}
 
@@ -29,9 +24,9 @@ FACTS = {"gpu_code": 1000, "unused_bytes": 900, "used_kernels": 30}
     ],
 )  # fmt: skip
 def test_thresholds(name: str, fails: float, passes: float, message: str) -> None:
-    assert limits().crossed(**FACTS) == ()
-    assert limits(**{name: fails}).crossed(**FACTS) == (message,)
-    assert limits(**{name: passes}).crossed(**FACTS) == ()
+    assert crossed_thresholds({}, **FACTS) == ()
+    assert crossed_thresholds({name: fails}, **FACTS) == (message,)
+    assert crossed_thresholds({name: passes}, **FACTS) == ()
 
 
 def covered(name: str, run: int, kernels: int, limit: float | None = None) -> LibraryCoverage:
@@ -66,8 +61,8 @@ def test_a_percentage_is_told_on_its_side_of_the_limit() -> None:
     (line,) = coverage_limit(15.39).crossed(libraries)
     # 15.3846%: rounded to one decimal it would be above the limit.
     assert "fail_under: 15.38% (2 of 13)" in line
-    (line,) = limits(max_unused_percent=93.91).crossed(
-        gpu_code=10_000, unused_bytes=9_394, used_kernels=0
+    (line,) = crossed_thresholds(
+        {"max_unused_percent": 93.91}, gpu_code=10_000, unused_bytes=9_394, used_kernels=0
     )
     assert line.startswith("max_unused_percent: 93.94% of")
 

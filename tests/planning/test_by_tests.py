@@ -58,7 +58,7 @@ def usage(*images: ImageUse, **launches: tuple[int, ...]) -> Usage:
         processes=(0,),
     )
     process = UsageProcess(
-        header=header(role=Role.SOLO), trace="t", ended=True, torn=False, counts_launches=True
+        header=header(role=Role.SOLO), trace="t", ended=True, counts_launches=True
     )
     counted = (
         Launched(name, context=context, launches=3)
@@ -80,9 +80,8 @@ def test_a_test_needs_what_it_launched_though_another_looked_it_up() -> None:
     assert used_by(whole, "t.py::a") == {0: {"x", "y"}, 1: {"z"}}
     assert used_by(whole, "t.py::b") == {0: {"x"}}
     part = usage_of_tests(whole, {"t.py::b"})
-    [library] = part.libraries
     # No context of a test that is left out.
-    assert {first.context for first in library.images[0].firsts()} == {B}
+    assert {context for _, context in part.first_uses()} == {part.contexts[B]}
     assert [row.context for _, row in part.iter_launches()] == [B]
     assert kernels_of_test(whole, "t.py::b") == {"x": KernelRun("t.py::b", 3)}
     assert kernels_of_test(whole, "t.py::c") == {}

@@ -46,7 +46,7 @@ def plan(*used: str, unused: tuple[str, ...] = ()) -> LibraryPlan:
 
 def usage(*launches: Launched, counts: bool = True) -> Usage:
     process = UsageProcess(
-        header=header(role=Role.SOLO), trace="t", ended=True, torn=False, counts_launches=counts
+        header=header(role=Role.SOLO), trace="t", ended=True, counts_launches=counts
     )
     whole = replace(usage_of(USED), contexts=(TEST, FIXTURE, SETUP), processes=(process,))
     return with_launches(whole, *launches)

@@ -19,7 +19,7 @@ from pytest_negativa.hostcode.page_logs import (
     prepare_logs,
     read_page_logs,
 )
-from pytest_negativa.processes.page_watch import watch_environment
+from pytest_negativa.processes.auditors import watch_environment
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
 from tests.support.paged import (
     FUNCTIONS,

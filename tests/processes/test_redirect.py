@@ -18,8 +18,7 @@ import pytest
 
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.hostcode.page_logs import read_page_logs
-from pytest_negativa.processes.auditors import MACHINES
-from pytest_negativa.processes.page_watch import watch_environment
+from pytest_negativa.processes.auditors import MACHINES, watch_environment
 from pytest_negativa.processes.redirect import (
     RedirectedProcess,
     copy_path,

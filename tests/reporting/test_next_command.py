@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Run:
     write_record(run.report_file, report())
     (run.plan_dir).mkdir()
     (run.plan_dir / "0.json").touch()
-    CommandOutcome.start(run.outcomes_file, ("./program",)).finish(0, 1.0, traced=0, silent=False)
+    CommandOutcome(run.outcomes_file, ("./program",)).finish(0, 1.0, traced=0, silent=False)
     return run
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.devices import gpu_names
 from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.session.reporter import describe_session
-from pytest_negativa.tracing.gpu import gpu_names
 from tests.support.analyses import settings
 from tests.support.sessions import Project
 

@@ -159,7 +159,7 @@ def test_a_session_that_a_test_starts(
     tmp_path: Path, fault: PlantedFault, workers: tuple[str, ...]
 ) -> None:
     inner = VerifiedProject(tmp_path / "project", "\ndef test_use():\n    use(LIB, 0)\n")
-    outer = Children(traceable=True)
+    outer = Children()
     inner.environ["NEGATIVA_LACKS"] = outer.name
     inner.trace(*workers)
     [lack] = outer.untraced()

@@ -215,12 +215,12 @@ def test_ctrl_c_waits_for_no_library(site: Made) -> None:
     code = f"""
 import os, signal, sys, threading
 from pytest_negativa.slimming import slim as engine
-from pytest_negativa.storage.atomic import new_file
+from pytest_negativa.storage.atomic import NewFile
 real, publish = engine.slim_library, engine.Slimmer._publish
 begun = threading.Event()
 def slim_library(recipe, source, staged, *more, **options):
     if source.path.endswith("/libtwo.so"):
-        with new_file(staged):
+        with NewFile(staged):
             begun.set()
             threading.Event().wait()
     return real(recipe, source, staged, *more, **options)

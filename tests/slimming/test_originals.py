@@ -27,7 +27,7 @@ from pytest_negativa.slimming.manifest import load_manifest, save_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.undo import undo_trees
-from pytest_negativa.storage.attributes import copy_metadata
+from pytest_negativa.storage.atomic import copy_metadata
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import NEGATIVA

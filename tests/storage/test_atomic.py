@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.storage.atomic import new_file, remove_abandoned
+from pytest_negativa.storage.atomic import NewFile, remove_abandoned
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def target(tmp_path: Path) -> Path:
 
 def test_it_takes_the_place_of_what_was_there(target: Path) -> None:
     with target.open() as earlier:
-        with new_file(target) as new:
+        with NewFile(target) as new:
             os.write(new.fd, b"complete")
             assert target.read_text() == "earlier"
             new.publish()
@@ -33,11 +33,11 @@ def test_it_takes_the_place_of_what_was_there(target: Path) -> None:
 
 
 def test_a_file_that_must_not_be_replaced(target: Path) -> None:
-    with pytest.raises(FileExistsError), new_file(target) as new:
+    with pytest.raises(FileExistsError), NewFile(target) as new:
         new.publish(replace=False)
     assert target.read_text() == "earlier"
     target.unlink()
-    with new_file(target) as new:
+    with NewFile(target) as new:
         os.write(new.fd, b"complete")
         new.publish(replace=False)
     assert target.read_text() == "complete"
@@ -45,10 +45,10 @@ def test_a_file_that_must_not_be_replaced(target: Path) -> None:
 
 
 def test_other_programs_can_open_it_before(target: Path) -> None:
-    with new_file(target) as new:
+    with NewFile(target) as new:
         os.write(new.fd, b"half")
-        assert new.path().read_text() == "half"
-        assert new.path() == new.path() != target
+        assert new.path.read_text() == "half"
+        assert new.path == new.path != target
         new.publish()
     assert target.read_text() == "half"
     assert os.listdir(target.parent) == [target.name]
@@ -56,7 +56,7 @@ def test_other_programs_can_open_it_before(target: Path) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_interrupted(target: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), new_file(target):
+    with pytest.raises(error), NewFile(target):
         raise error
     assert target.read_text() == "earlier"
     assert os.listdir(target.parent) == [target.name]
@@ -65,9 +65,9 @@ def test_interrupted(target: Path, error: type[BaseException]) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from pytest_negativa.storage.atomic import new_file
+from pytest_negativa.storage.atomic import NewFile
 
-with new_file(Path(sys.argv[1])) as new:
+with NewFile(Path(sys.argv[1])) as new:
     os.write(new.fd, b"half")
     os.kill(os.getpid(), signal.SIGKILL)
 """

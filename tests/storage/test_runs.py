@@ -19,7 +19,7 @@ from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.trace import AFTER_SESSION, UsageWarning
 from pytest_negativa.models.verdict import NeededSpan, WorkKind
 from pytest_negativa.settings.resolve import resolve
-from pytest_negativa.storage.published import load_manifest
+from pytest_negativa.storage.push import load_manifest
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,

@@ -39,7 +39,7 @@ class Injected:
     ) -> None:
         self.run = Run(folder / "run-1")
         self.run.trace_dir.mkdir(parents=True, exist_ok=True)
-        self.children = Children(traceable=True)
+        self.children = Children()
         self.environ = {
             **unmeasured_environ(),
             **child_environment(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_negativa.models.trace import Context, Role
-from pytest_negativa.tracing.conflicts import suspects
+from pytest_negativa.tracing.cupti import suspects
 from pytest_negativa.tracing.detector import TraceError, TracerBusy, TracerUnavailable
 from pytest_negativa.tracing.mappings import Mappings
 from tests.support.compiling import CC

@@ -27,7 +27,7 @@ from pytest_negativa.models.trace import (
 from tests.support.traces import header
 
 # It began after all files were written.
-PROCESS = UsageProcess(header=header(7, start_ns=1 << 62), trace="t.jsonl", ended=True, torn=False)
+PROCESS = UsageProcess(header=header(7, start_ns=1 << 62), trace="t.jsonl", ended=True)
 TEST = Context(phase=Phase.CALL, nodeid="tests/test_a.py::test_b")
 _FIRST = FirstUse(process=0, context=0, time_ns=0)
 

@@ -16,7 +16,7 @@ import pytest
 from pytest_negativa.models.trace import LibraryRecord, Role
 from pytest_negativa.planning.contents import Contents
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.tracing.attach import attach_environment
+from pytest_negativa.tracing.command import attach_environment
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.trace_files import TraceReader
@@ -200,7 +200,7 @@ def test_another_user(driver: Path) -> None:
 )
 def test_a_service_within_a_session(attached: Attached, fault: PlantedFault) -> None:
     attached.sample(one_of=10**12)
-    session, outer = Children(traceable=True), Children(traceable=True)
+    session, outer = Children(), Children()
     attached.environ["NEGATIVA_LACKS"] = session.name
     attached.environ["NEGATIVA_OUTER_LACKS"] = outer.name
     attached.play(USES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_negativa.tracing.conflicts import busy_message, suspects
+from pytest_negativa.tracing.cupti import busy_message, suspects
 from pytest_negativa.tracing.native import injection_library
 
 

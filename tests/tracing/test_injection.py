@@ -404,7 +404,7 @@ def test_a_child_with_its_parents_id_made_behind_libcs_back(injected: Injected, 
     says="it is traced into another run",
 )
 def test_a_child_of_a_session_within_sessions(injected: Injected, fault: PlantedFault) -> None:
-    outer, outermost = Children(traceable=True), Children(traceable=True)
+    outer, outermost = Children(), Children()
     injected.environ["NEGATIVA_OUTER_LACKS"] = f"{outermost.name},{outer.name}"
     injected.play("start()")
     assert not list(outer.untraced()), "it used no GPU code"

@@ -28,11 +28,11 @@ def test_maps_are_parsed() -> None:
         b"7f0000002000-7f0000003000 r--p 00000000 fd:01 9 /x/site-packages/y.so (deleted)\n"
         b"7ffc00000000-7ffc00001000 r-xp 00000000 00:00 0                  [vdso]\n"
     )
-    assert [(m.path, m.offset, m.executable) for m in maps] == [
+    assert [(m.file.path, m.offset, m.executable) for m in maps] == [
         ("/lib/a b\n.so", 0x2000, True),
         ("/x/site-packages/y.so (deleted)", 0, False),
     ]
-    assert [m.inode for m in maps] == [123, 9]
+    assert [m.file.inode for m in maps] == [123, 9]
     path, gone = split_deleted(maps[1].file)
     assert gone
     library = identify_library(path)
@@ -70,17 +70,17 @@ def test_each_address_is_found_in_the_mappings_of_now(tmp_path: Path) -> None:
         heap = mmap.mmap(memory.fileno(), 0)
         holder = (ctypes.c_char * mmap.PAGESIZE).from_buffer(heap)
         lines = parse_maps(Path("/proc/self/maps").read_bytes())
-        assert str(image) in {line.path for line in lines}
+        assert str(image) in {line.file.path for line in lines}
         for line in lines:
             for address in (line.start, (line.start + line.end) // 2, line.end - 1):
                 found = mappings.find(address)
-                if line.path.startswith("/memfd:"):
+                if line.file.path.startswith("/memfd:"):
                     assert found is None
                 else:
                     assert found == (line.file, line.offset + address - line.start)
         assert mappings.find(ctypes.addressof(holder)) is None
         mapped.close()
-        assert all(mappings.find(m.start) is None for m in lines if m.path == str(image))
+        assert all(mappings.find(m.start) is None for m in lines if m.file.path == str(image))
         del holder
         heap.close()
 

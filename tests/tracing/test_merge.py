@@ -33,7 +33,7 @@ from pytest_negativa.models.trace import (
     TracedLibrary,
     WarningRecord,
 )
-from pytest_negativa.storage.digests import save_digests
+from pytest_negativa.storage.results import save_digests
 from pytest_negativa.storage.runs import TRACE_SUFFIX, Run
 from pytest_negativa.tracing.merge import STILL_RUNNING, merge_traces, merge_when_ended
 from pytest_negativa.tracing.trace_files import TraceWriter

@@ -15,9 +15,8 @@ from typing import Any, cast
 import pytest
 
 from pytest_negativa.tracing.detector import TracerUnavailable
-from pytest_negativa.tracing.launches import KernelLaunches, LaunchCounter
+from pytest_negativa.tracing.launches import KernelLaunches, LaunchCounter, Ranges
 from pytest_negativa.tracing.native import injection_library
-from pytest_negativa.tracing.ranges import Ranges
 from tests.support.compiling import needs_compiler
 from tests.support.libraries import ROOT
 
@@ -28,7 +27,7 @@ import ctypes, json, os, sys, threading
 
 # A file mapped under CUPTI's name.
 cupti = ctypes.CDLL(sys.argv[1])
-from pytest_negativa.tracing.ranges import Ranges
+from pytest_negativa.tracing.launches import Ranges
 ranges = Ranges()
 injection = ctypes.CDLL(os.environ["NVTX_INJECTION64_PATH"])
 

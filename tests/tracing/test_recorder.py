@@ -14,8 +14,7 @@ import pytest
 
 from pytest_negativa.models.trace import ImageForm, LibraryUsage, Usage
 from pytest_negativa.storage.system import ProcessMemory
-from pytest_negativa.tracing.gpu_images import FoundImage
-from pytest_negativa.tracing.mappings import Mappings
+from pytest_negativa.tracing.mappings import FoundImage, Mappings
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.trace_files import TraceWriter
@@ -202,7 +201,7 @@ def test_a_small_file_without_build_id_is_hashed_at_once(process: Process, tmp_p
 def test_a_session_within_sessions(
     tmp_path: Path, fault: PlantedFault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outer, outermost = Children(traceable=True), Children(traceable=True)
+    outer, outermost = Children(), Children()
     around = {"NEGATIVA_LACKS": outer.name, "NEGATIVA_OUTER_LACKS": outermost.name}
     for name, value in outer_sockets(around).items():
         monkeypatch.setenv(name, value)

@@ -59,7 +59,7 @@ def test_a_static_program_has_the_id_of_a_redirected_process(
     child = replace(header(7, run_id=name), executable=str(static))
     usage = replace(
         usage_of(),
-        processes=(UsageProcess(header=child, trace="t.jsonl", ended=True, torn=False),),
+        processes=(UsageProcess(header=child, trace="t.jsonl", ended=True),),
     )
     fault.check(str(gather_loads(rounds, usage, NO_COPIES, {}).incomplete))
 
@@ -91,7 +91,6 @@ def test_a_process_is_known_by_any_name_of_its_executable(tmp_path: Path) -> Non
                 header=replace(header(7, run_id="001-verify"), executable=str(link)),
                 trace="t.jsonl",
                 ended=True,
-                torn=False,
             ),
         ),
     )
@@ -120,7 +119,7 @@ def test_a_process_that_loads_the_driver_and_leaves_no_trace(
     if text:
         log.write_text(f"{log.read_text()}7\0copy\0/lib.so\0\0{text}\0\0")
     traced = replace(header(9, run_id="001-verify"), executable=PYTHON)
-    process = UsageProcess(header=traced, trace="t.jsonl", ended=True, torn=False)
+    process = UsageProcess(header=traced, trace="t.jsonl", ended=True)
     usage = replace(usage_of(), processes=(process,))
     found = gather_loads([result], usage, NO_COPIES, {}).incomplete
     assert (found is not None) == is_lack

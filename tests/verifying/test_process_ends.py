@@ -61,7 +61,7 @@ def process(
         root="/",
         worker=worker,
     )
-    return UsageProcess(header=header, trace="t.jsonl", ended=ended, torn=False, last=last)
+    return UsageProcess(header=header, trace="t.jsonl", ended=ended, last=last)
 
 
 def child(*argv: str, ended: bool = True, run: str = ROUND) -> UsageProcess:

@@ -39,8 +39,7 @@ from pytest_negativa.rewriting.compact.records import (
 from pytest_negativa.rewriting.copies import check_sha256, check_size
 from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch, merge_edits
 from pytest_negativa.rewriting.layout import LayoutBuilder, write_layout
-from pytest_negativa.storage.atomic import new_file
-from pytest_negativa.storage.attributes import copy_metadata
+from pytest_negativa.storage.atomic import NewFile, copy_metadata
 
 
 def compact_library(
@@ -265,10 +264,10 @@ def write_design(
     with contextlib.ExitStack() as stack:
         if spare is not None:
             with refusing(spare.folder, "written", ReconstructError):
-                new_spare = stack.enter_context(new_file(spare.path))
+                new_spare = stack.enter_context(NewFile(spare.path))
                 write_layout(spare.layout, source, new_spare.fd)
                 os.fchmod(new_spare.fd, 0o644)
-        new = stack.enter_context(new_file(target))
+        new = stack.enter_context(NewFile(target))
         write_layout(design.layout, source, new.fd)
         # After writing: the original's permissions may forbid it.
         os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
@@ -277,16 +276,16 @@ def write_design(
             if design.whole
             else certify(
                 source.path,
-                new.path(),
-                None if new_spare is None else new_spare.path(),
+                new.path,
+                None if new_spare is None else new_spare.path,
                 declared=declared,
                 sha256=original_sha256,
                 page_size=page_size,
             )
         )
         if design.whole and new_spare is not None:
-            check_pair(new.path(), new_spare.path())
-        with ByteSource(new.path()) as made:
+            check_pair(new.path, new_spare.path)
+        with ByteSource(new.path) as made:
             sha256 = made.sha256()
         original_sha256 = original_sha256 or source.sha256()
         if library is not None and library.sha256 is not None:

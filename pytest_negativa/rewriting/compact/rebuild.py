@@ -24,8 +24,7 @@ from pytest_negativa.spare.note import (
     unpack_note,
     unpack_trailer,
 )
-from pytest_negativa.storage.atomic import new_file
-from pytest_negativa.storage.attributes import copy_metadata, set_mtime
+from pytest_negativa.storage.atomic import NewFile, copy_metadata, set_mtime
 
 _STEP = 1 << 20
 # Bytes; 65,536 holes and their strings.
@@ -162,7 +161,7 @@ def rebuild_original(library: Path, spare: Path, target: Path, mtime_ns: int | N
         refusing(target, "written", ReconstructError),
         ByteSource(library) as cut,
         ByteSource(spare) as kept,
-        new_file(target) as new,
+        NewFile(target) as new,
     ):
         with os.fdopen(os.dup(new.fd), "wb") as file:
             file.writelines(_rebuilt(cut, kept))

@@ -1,4 +1,4 @@
-/* Images of GPU code, and what driver calls tell of them (gpu_images.py). */
+/* Images of GPU code, and what driver calls tell of them (mappings.py). */
 #pragma once
 
 #include "calls.h"

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.storage.published import fetch, load_manifest, publish
+from pytest_negativa.storage.push import fetch, load_manifest, publish
 from pytest_negativa.storage.urls import Url
 from tests.support.faults import PlantedFault
 from tests.support.stores import memory_url
@@ -61,15 +61,18 @@ def test_what_is_there_is_not_sent_again(
     files["e"].write_text("more")
     # Of another folder in the same place.
     assert publish("second", files, first.parent / "second") == (4, 9)
-    monkeypatch.setattr(Url, "send", None)
-    assert publish("third", files, first.parent / "third") == (0, 13)
+    url = first.parent / "third"
+    written: list[Url] = []
+    monkeypatch.setattr(Url, "write", lambda self, data: written.append(self))
+    assert publish("third", files, url) == (0, 13)
+    assert written == [url / "manifest.json"]
 
 
 def test_what_is_here_is_not_fetched_again(files: dict[str, Path], tmp_path: Path) -> None:
     url = memory_url()
     publish("name", files, url)
     fetched(url, tmp_path / "a")
-    blob(url, "a").delete()
+    blob(url, "a").write(b"damaged")
     (tmp_path / "a" / "b" / "c").write_text("TWO")  # as an interrupted attempt can't leave it
     assert fetched(url, tmp_path / "a") == {"a": "one", "b/c": "two", "b/d": "one"}
 
@@ -123,19 +126,21 @@ def test_a_file_that_changes_meanwhile_is_not_published(
 ) -> None:
     url, path = memory_url(), tmp_path / "a"
     path.write_text("one")
-    send = Url.send
+    write = Url.write
 
-    def send_and_grow(self: Url, source: Path) -> None:
-        send(self, source)
-        source.write_text("one more")
+    def write_and_grow(self: Url, data: bytes) -> None:
+        write(self, data)
+        path.write_text("one more")
 
-    monkeypatch.setattr(Url, "send", send_and_grow)
+    monkeypatch.setattr(Url, "write", write_and_grow)
     with pytest.raises(StoreError, match="changed while it was sent"):
         publish("name", {"a": path}, url)
     monkeypatch.undo()
-    # Not even a blob is there, whose name might be wrong.
+    # The blob is there, with the content that its name tells; no manifest names it.
+    with pytest.raises(StoreError, match=r"there is no manifest\.json"):
+        load_manifest(url)
     path.write_text("one")
-    assert publish("name", {"a": path}, url) == (3, 0)
+    assert publish("name", {"a": path}, url) == (0, 3)
     size = Url.size
 
     def look_and_grow(self: Url) -> int | None:

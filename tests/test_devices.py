@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.tracing.gpu import has_gpu
+from pytest_negativa.devices import has_gpu
 
 
 @pytest.mark.parametrize("node", ["nvidiactl", "dxg", "nvhost-gpu", "nvgpu"])

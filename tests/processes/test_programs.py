@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from pytest_negativa.processes.tree import (
+from pytest_negativa.processes.programs import (
     MemoryPeaks,
     descendants,
     proportional_bytes,

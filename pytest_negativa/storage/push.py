@@ -1,4 +1,4 @@
-"""Publishes a folder at a URL, and fetches it: a run, or a spare.
+"""``negativa push`` and ``negativa fetch``: a run's folder at a URL.
 
 A manifest, ``URL/manifest.json``, names the files. Their contents lie beside the folder, by their
 digests, as ``cas/sha256/DIGEST``: folders with equal files share them. The manifest is written
@@ -60,18 +60,15 @@ def _publish_file(url: Url, item: tuple[str, Path]) -> tuple[PublishedFile, bool
     """Send a file that is not there; whether it was sent."""
     name, path = item
     with refusing(path, "read"):
-        before = path.stat()
-        found = PublishedFile(path=name, size=before.st_size, sha256=_digest(path))
+        before, data = path.stat(), path.read_bytes()
+        found = PublishedFile(path=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
         blob = _blobs(url) / found.sha256
         with _telling(url, name):
             is_new = blob.size() != found.size
             if is_new:
-                blob.send(path)
+                blob.write(data)
         after = path.stat()
     if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-        if is_new:
-            # Its content may not be what its name says.
-            blob.delete()
         raise StoreError(f"{path}: changed while it was sent; push again when nothing writes it")
     return found, is_new
 
@@ -89,8 +86,6 @@ def load_manifest(url: Url) -> Published:
     except NotFoundError as e:
         problem = f"there is no {_MANIFEST}; check the URL, and whether the push ended"
         raise NotFoundError(problem, url) from e
-    except StoreError as e:
-        raise StoreError(str(e), url) from e
     manifest = decode_versioned(
         data,
         Published,

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pytest_negativa.analysis.combine import copy_portable
 from pytest_negativa.errors import OptionError
 from pytest_negativa.models.trace import LaunchRecord, LibraryRecord, Role, TracedLibrary
 from pytest_negativa.settings.globs import PathRules
-from pytest_negativa.storage.digests import load_digests, save_digests
+from pytest_negativa.storage.results import load_digests, save_digests
 from pytest_negativa.storage.runs import Run, find_traces
 from pytest_negativa.tracing.merge import merge_traces
-from pytest_negativa.tracing.portable import copy_portable
 from tests.support.traces import header, records, write
 
 RULES = {"/builds/*/site": "/site", "/old": "/site"}
