@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
-from pytest_negativa.gpucode.loadable import loadable_code, loaded_sections
 from pytest_negativa.gpucode.mapping import MappedLibrary
-from pytest_negativa.gpucode.summary import FRAME
+from pytest_negativa.gpucode.summary import FRAME, loadable_code, loaded_sections
 from pytest_negativa.installed.libraries import LibrarySet
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import LibraryMap, Section

@@ -59,16 +59,13 @@ def read_marker(source: ByteSource, host: HostElf) -> Marker:
     Raises:
         FormatError: the marker is damaged, or of another release.
     """
-    if host.marker is not None:
-        return _parse_marker(source, *host.marker)
-    raise FormatError(
-        source.path,
-        None,
-        "has no section .negativa, as slimmed libraries have; damaged: install it again",
-    )
-
-
-def _parse_marker(source: ByteSource, offset: int, size: int) -> Marker:
+    if host.marker is None:
+        raise FormatError(
+            source.path,
+            None,
+            "has no section .negativa, as slimmed libraries have; damaged: install it again",
+        )
+    offset, size = host.marker
     if size > _MAX_MARKER_SIZE:
         raise FormatError(
             source.path, offset, f"section .negativa has {size:,} bytes; damaged: install it again"

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from itertools import pairwise
 
-from pytest_negativa.gpucode.cubin import is_cubin_header, section_bytes, section_headers
+from pytest_negativa.gpucode.cubin import section_bytes, section_headers
 from pytest_negativa.gpucode.elf_tables import (
     EHDR,
     REL,
@@ -58,7 +58,7 @@ def overwrite_code(cubin: bytes, unused: Sequence[Span], value: int) -> Edits:
         CubinCodeError: the tables of the cubin are not as expected, or ``unused`` is no code.
     """
     try:
-        sections = _sections(cubin)
+        sections = section_headers(cubin)
         found = _sections_of(sections, unused)
         _check_apart(cubin, sections)
         tables = CubinTables(cubin, sections)
@@ -72,12 +72,6 @@ def overwrite_code(cubin: bytes, unused: Sequence[Span], value: int) -> Edits:
         return Edits.of(len(cubin), (*fills, *patches))
     except (PayloadError, ValueError) as e:
         raise CubinCodeError(str(e)) from e
-
-
-def _sections(cubin: bytes) -> list[SectionHeader]:
-    if not is_cubin_header(cubin) or len(cubin) < EHDR.size:
-        raise CubinCodeError("not a cubin")
-    return section_headers(cubin)
 
 
 def _sections_of(sections: list[SectionHeader], unused: Sequence[Span]) -> dict[int, Span]:
@@ -151,9 +145,7 @@ def _referred(
 def _symbols_of(cubin: bytes, table: SectionHeader) -> Iterator[int]:
     """The symbols that a relocation table names, by index."""
     layout = _RELOCATIONS[table.sh_type]
-    rows = section_bytes(cubin, table, "relocations")
-    if len(rows) % layout.size:
-        raise CubinCodeError(f"{len(rows)} bytes of relocations, expected whole entries")
+    rows = section_bytes(cubin, table, "relocations", layout.size)
     return (row.symbol for row in layout.iter_unpack(rows))
 
 

@@ -18,12 +18,19 @@ tried with real cubins on an H200 with driver 580.159, lazy and eager:
 from __future__ import annotations
 
 import re
-import struct
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from pytest_negativa.gpucode.cubin import section_bytes
+from pytest_negativa.gpucode.cubin import (
+    CALL,
+    PART_ADDRESS_TAKEN,
+    PART_INDIRECT_CALLS,
+    SHT_CUDA_CALLGRAPH,
+    iter_call_graph,
+    section_at,
+    section_bytes,
+)
 from pytest_negativa.gpucode.elf_tables import (
     EHDR,
     SHDR,
@@ -38,16 +45,10 @@ from pytest_negativa.gpucode.elf_tables import (
     SectionHeader,
     string_at,
 )
-from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.rewriting.edits import Patch
 
-# "cuobjdump -elf" prints CUDA_INFO for .nv.info and .nv.info.NAME, CUDA_CALLGRAPH for the other.
+# "cuobjdump -elf" prints CUDA_INFO for .nv.info and .nv.info.NAME.
 _SHT_CUDA_INFO = 0x70000000
-_SHT_CUDA_CALLGRAPH = 0x70000001
-# Of .nv.callgraph, see gpucode.cubin: rows (function, offset of a prototype in .strtab) follow.
-_PARTS_WITH_STRINGS = (0xFFFFFFFE, 0xFFFFFFFD)
-_PARTS = range(0xFFFFFFFC, 0x100000000)
-_PAIR = struct.Struct("<II")
 # Types of the sections that belong to a function; they name its code section in sh_info.
 _OWNED_TYPES = (SHT_PROGBITS, SHT_NOBITS, SHT_REL, SHT_RELA, _SHT_CUDA_INFO)
 _CODE_PREFIX = b".text."
@@ -116,7 +117,7 @@ class CubinTables:
         yield Patch(self._header.e_shoff, b"".join(headers))
 
     def _section_names(self) -> list[bytes]:
-        table = self._content(self._header.e_shstrndx, "section names")
+        table = section_at(self._cubin, self._sections, self._header.e_shstrndx, "section names")
         return [_name_at(table, section.sh_name) for section in self._sections]
 
     def _is_for(self, index: int, section: SectionHeader, owner: Mapping[int, int]) -> bool:
@@ -130,11 +131,6 @@ class CubinTables:
         if owner[of] == of:
             name = b"." + name.removeprefix(_CODE_PREFIX)
         return len(name) > 1 and self._names[index].endswith(name)
-
-    def _content(self, index: int, what: str) -> bytes:
-        if index >= len(self._sections):
-            raise PayloadError(f"cubin: no section {index} for {what}")
-        return section_bytes(self._cubin, self._sections[index], what)
 
     def _emptied_symbols(
         self, table: SectionHeader, code: set[int], owned: set[int]
@@ -162,7 +158,7 @@ class CubinTables:
         names |= {self._names[index][len(_CODE_PREFIX) :] for index in code}
         kept[shstrndx].update(s.sh_name for i, s in enumerate(self._sections) if i not in gone)
         for table in symbols:
-            strings = self._content(table.sh_link, "symbol names")
+            strings = section_at(self._cubin, self._sections, table.sh_link, "symbol names")
             for name, _, _, shndx, _, _ in symbol_rows(self._cubin, table):
                 if shndx in gone:
                     names.add(_name_at(strings, name))
@@ -172,7 +168,8 @@ class CubinTables:
         names.discard(b"")
         for index, offsets in kept.items():
             section = self._sections[index]
-            emptied = _without(self._content(index, "names"), names, offsets | strings_used)
+            strings = section_at(self._cubin, self._sections, index, "names")
+            emptied = _without(strings, names, offsets | strings_used)
             if index == shstrndx:
                 self._cut_code(headers, emptied, code)
             if emptied:
@@ -180,16 +177,11 @@ class CubinTables:
 
     def _strings_of_call_graphs(self) -> Iterator[int]:
         for section in self._sections:
-            if section.sh_type == _SHT_CUDA_CALLGRAPH:
-                part = 0
-                rows = section_bytes(self._cubin, section, "call graph")
-                for first, second in _PAIR.iter_unpack(
-                    rows[: len(rows) // _PAIR.size * _PAIR.size]
-                ):
-                    if first == 0 and second in _PARTS:
-                        part = second
-                    elif part in _PARTS_WITH_STRINGS:
-                        yield second
+            if section.sh_type == SHT_CUDA_CALLGRAPH:
+                table = section_bytes(self._cubin, section, "call graph", CALL.size)
+                for part, _function, prototype in iter_call_graph(table):
+                    if part in (PART_ADDRESS_TAKEN, PART_INDIRECT_CALLS):
+                        yield prototype
 
     def _cut_code(self, headers: list[bytes], names: bytearray, code: set[int]) -> None:
         """Cut the code sections, and give the same name to all that lost theirs."""
@@ -213,10 +205,7 @@ def symbol_rows(cubin: bytes, table: SectionHeader) -> Iterator[tuple[int, ...]]
     Raises:
         PayloadError: the table leaves the cubin, or ends within a symbol.
     """
-    rows = section_bytes(cubin, table, "symbol table")
-    if len(rows) % SYM.size:
-        raise PayloadError(f"cubin: symbol table of {len(rows)} bytes, expected whole entries")
-    return SYM.struct.iter_unpack(rows)
+    return SYM.struct.iter_unpack(section_bytes(cubin, table, "symbol table", SYM.size))
 
 
 def _without(strings: bytes, names: Collection[bytes], kept: Collection[int]) -> bytearray:

@@ -104,7 +104,7 @@ def graph(*rows: tuple[int, int]) -> bytes:
             section_field(BUILT, ".nv.callgraph", 32, "Q", 2**64 - 8), "call graph", id="graph-size"
         ),
         pytest.param(
-            section_field(BUILT, ".nv.callgraph", 32, "Q", 12), "expected whole pairs", id="pairs"
+            section_field(BUILT, ".nv.callgraph", 32, "Q", 12), "expected whole entries", id="pairs"
         ),
         pytest.param(graph((2, 3)), "belongs to no known part", id="row-before-any-part"),
         pytest.param(graph((0, 0xFFFFFFFB)), "belongs to no known part", id="unknown-part"),
