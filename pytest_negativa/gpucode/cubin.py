@@ -270,7 +270,7 @@ class _Tables:
                         f"cubin: code at {offset:#x} to {offset + st_size:#x}, the cubin ends at "
                         f"{size:#x}"
                     )
-                # slim took the function out of the tables, see rewriting.cubin_tables: neither
+                # slim took the function out of the tables, see rewriting.cubin_code: neither
                 # the driver nor a reader finds it. The call graph may still name it.
                 if not strings[st_name]:
                     continue

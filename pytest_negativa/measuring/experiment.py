@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from pytest_negativa.errors import OptionError, refusing
-from pytest_negativa.measuring.comparison import compare
 from pytest_negativa.measuring.files import cached_bytes, evict, measure_sizes
 from pytest_negativa.measuring.nvml import Gpus
 from pytest_negativa.measuring.sampler import (
@@ -26,10 +26,12 @@ from pytest_negativa.measuring.sampler import (
 )
 from pytest_negativa.models.measurement import (
     MEASUREMENT_VERSION,
+    Comparison,
     Loading,
     LoadingResult,
     Measurement,
     RunFigures,
+    Summary,
     Variant,
 )
 from pytest_negativa.processes.auditors import AUDIT_VARIABLE
@@ -42,6 +44,7 @@ from pytest_negativa.processes.redirect import (
     write_table,
 )
 from pytest_negativa.processes.tree import adopt_orphans
+from pytest_negativa.reporting.measurement import FIGURES
 from pytest_negativa.storage.system import read_head
 
 _MODULE_LOADING = "CUDA_MODULE_LOADING"
@@ -328,3 +331,41 @@ def _name(run: RunFigures) -> str:
 def _tail(path: Path) -> str:
     lines = path.read_bytes()[-4096:].decode(errors="replace").splitlines()[-_TAIL_LINES:]
     return "\n".join(f"  {line}" for line in lines)
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """Median and spread of at least one value."""
+    return Summary(
+        runs=len(values),
+        median=statistics.median(values),
+        minimum=min(values),
+        maximum=max(values),
+    )
+
+
+def compare(runs: Sequence[RunFigures]) -> Iterator[Comparison]:
+    """Compare both variants by every figure that all runs have.
+
+    The page cache is compared in the runs whose libraries had been evicted, which may be the
+    warm-up alone. All other figures are compared in the runs that count.
+    """
+    counted = [run for run in runs if not run.warm_up]
+    for figure in FIGURES:
+        wanted = counted
+        if figure == "cached_bytes" and all(run.cached_bytes is None for run in counted):
+            wanted = [run for run in runs if run.warm_up]
+        values = [(run, getattr(run, figure)) for run in wanted]
+        if not values or any(value is None for _, value in values):
+            continue
+        original = {run.pair: value for run, value in values if run.variant is Variant.ORIGINAL}
+        slim = {run.pair: value for run, value in values if run.variant is Variant.SLIM}
+        before, after = summarize(tuple(original.values())), summarize(tuple(slim.values()))
+        pairs = [slim[pair] / value for pair, value in original.items() if value]
+        yield Comparison(
+            figure=figure,
+            original=before,
+            slim=after,
+            ratio=after.median / before.median if before.median else None,
+            pair_ratios=(min(pairs), max(pairs)) if pairs else None,
+            overlap=before.minimum <= after.maximum and after.minimum <= before.maximum,
+        )

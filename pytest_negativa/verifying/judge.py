@@ -36,11 +36,15 @@ from pytest_negativa.verifying.evidence import (
     count_gpu_tests,
     libraries_by_test,
 )
-from pytest_negativa.verifying.not_repeated import what_stays, with_witness, without
-from pytest_negativa.verifying.originals import MOST_RERUNS, hurried_tests, known_of_originals
 from pytest_negativa.verifying.process_ends import reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
-from pytest_negativa.verifying.same_outcome import changed_aspects, same_outcome
+from pytest_negativa.verifying.same_outcome import (
+    MOST_RERUNS,
+    changed_aspects,
+    hurried_tests,
+    known_of_originals,
+    same_outcome,
+)
 from pytest_negativa.verifying.same_start import changes_of_start
 from pytest_negativa.verifying.same_work import (
     Places,
@@ -50,6 +54,9 @@ from pytest_negativa.verifying.same_work import (
     name_holders,
     reasons_of_work,
     refused_work,
+    what_stays,
+    with_witness,
+    without,
     work_of_part,
 )
 

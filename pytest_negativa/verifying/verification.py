@@ -43,8 +43,7 @@ from pytest_negativa.processes.redirect import (
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.units import format_bytes, format_items
 from pytest_negativa.rewriting.compact.records import CompactOptions
-from pytest_negativa.rewriting.copies_lock import check_copies, hold_copies
-from pytest_negativa.rewriting.reconstruct import reconstruct
+from pytest_negativa.rewriting.reconstruct import check_copies, hold_copies, reconstruct
 from pytest_negativa.storage.atomic import remove_file, write_atomically
 from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.outcomes import by_nodeid
@@ -67,18 +66,18 @@ from pytest_negativa.verifying.evidence import (
     trace_files,
 )
 from pytest_negativa.verifying.judge import judge
-from pytest_negativa.verifying.opened_files import judge_files, unused_paths
-from pytest_negativa.verifying.originals import Ends, ends_of, undecided_tests
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import RoundResult, run_all
-from pytest_negativa.verifying.same_outcome import same_outcome
+from pytest_negativa.verifying.same_outcome import Ends, ends_of, same_outcome, undecided_tests
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
 from pytest_negativa.verifying.used_originals import (
     find_twins,
     held_originals,
+    judge_files,
     lingering_processes,
     opened_originals,
+    unused_paths,
 )
 
 

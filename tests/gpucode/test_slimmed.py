@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.addresses import AddressSpace
 from pytest_negativa.gpucode.cubin import parse_cubin, section_headers
 from pytest_negativa.gpucode.elf_tables import PT_LOAD, SHT_SYMTAB, STT_FUNC, SYM, ProgramHeader
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
-from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.gpucode.slimmed import AddressSpace, is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import (
     Cubin,
@@ -327,7 +326,7 @@ class TestDamaged:
 
 
 class TestNamelessFunctions:
-    """They are what ``rewriting.cubin_tables`` leaves of a function."""
+    """They are what ``rewriting.cubin_code`` leaves of a function."""
 
     def test_are_not_listed(self) -> None:
         spec = CubinSpec(

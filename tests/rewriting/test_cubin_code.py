@@ -19,8 +19,7 @@ from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.models.library import Cubin, Scope
 from pytest_negativa.models.spans import Span
-from pytest_negativa.rewriting.cubin_code import CubinCodeError, overwrite_code
-from pytest_negativa.rewriting.cubin_tables import CubinTables
+from pytest_negativa.rewriting.cubin_code import CubinCodeError, CubinTables, overwrite_code
 from tests.support.libraries import BIN
 
 _SH_OFFSET = 0x18

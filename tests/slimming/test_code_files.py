@@ -38,7 +38,7 @@ from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.wheel import NOTICE
-from pytest_negativa.verifying.opened_files import judge_files
+from pytest_negativa.verifying.used_originals import judge_files
 from tests.support.builders import (
     CubinSpec,
     ElementSpec,

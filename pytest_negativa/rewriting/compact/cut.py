@@ -71,17 +71,15 @@ from pytest_negativa.rewriting.compact.compact import (
     refuse_small_gain,
     write_design,
 )
-from pytest_negativa.rewriting.compact.dynamic import (
-    dynamic_rows,
-    exports_resolvers,
-    read_dynamic,
-    read_original,
-    relocated_words,
-)
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers, refusal
 from pytest_negativa.rewriting.compact.original_tables import (
     ElfTables,
+    dynamic_rows,
+    exports_resolvers,
     read_at,
+    read_dynamic,
+    read_original,
+    relocated_words,
 )
 from pytest_negativa.rewriting.compact.pages import (
     PageMap,

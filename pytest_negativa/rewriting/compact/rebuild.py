@@ -13,8 +13,7 @@ from pathlib import Path
 from pytest_negativa.errors import FormatError, ReconstructError, refusing
 from pytest_negativa.gpucode.elf_tables import PT_DYNAMIC
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.dynamic import read_dynamic
-from pytest_negativa.rewriting.compact.original_tables import read_at, read_tables
+from pytest_negativa.rewriting.compact.original_tables import read_at, read_dynamic, read_tables
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.spare.note import (
     DT_NEGATIVA_NOTE,

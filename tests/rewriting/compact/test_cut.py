@@ -21,7 +21,7 @@ from pytest_negativa.gpucode.elf_tables import PF_R, PF_W, PF_X
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.spans import Range, covers, intersection, size
-from pytest_negativa.rewriting.compact.certify import certify
+from pytest_negativa.rewriting.compact.compact import certify
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library, foresee_cut
 from pytest_negativa.rewriting.compact.rebuild import (
     OriginalSource,
