@@ -27,11 +27,9 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import NamedTuple
 
 from pytest_negativa.arch import ElementKind, SmArch
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.rows import RowLayout
 from pytest_negativa.gpucode.source import Readable
 from pytest_negativa.models.library import Compression, Element, Region
 from pytest_negativa.models.spans import Span
@@ -40,28 +38,10 @@ _MAGIC_NUMBER = 0xBA55ED50
 MAGIC = _MAGIC_NUMBER.to_bytes(4, "little")
 
 
-class ElementHeader(NamedTuple):
-    """The header of an element; sizes in bytes. For the layout see the module."""
-
-    kind: int
-    version: int
-    header_size: int
-    size: int
-    compressed_size: int = 0
-    options_offset: int = 0
-    minor: int = 0
-    major: int = 0
-    arch: int = 0
-    name_offset: int = 0
-    name_length: int = 0
-    flags: int = 0
-    seed: int = 0
-    uncompressed_size: int = 0
-
-
 # Magic, version, header size, and size of the elements.
 REGION_HEADER = struct.Struct("<IHHQ")
-ELEMENT_HEADER = RowLayout("<HHIQIIHHIIIQQQ", ElementHeader._make)
+ELEMENT_HEADER = struct.Struct("<HHIQIIHHIIIQQQ")
+"""The fields from ``kind`` to ``uncompressed_size``, see the module."""
 
 REGION_SIZE_OFFSET = 0x08
 """Of the field ``size`` in a region header."""
@@ -217,7 +197,7 @@ def _parse_element(source: Readable, offset: int, end: int, region: int) -> Elem
         flags,
         _seed,
         uncompressed_size,
-    ) = ELEMENT_HEADER.struct.unpack(source.read(offset, ELEMENT_HEADER.size))
+    ) = ELEMENT_HEADER.unpack(source.read(offset, ELEMENT_HEADER.size))
     if version != ELEMENT_VERSION:
         raise RegionFault(
             offset + 2, f"element header version {version:#x}, expected {ELEMENT_VERSION:#x}"

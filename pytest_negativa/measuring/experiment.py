@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import OptionError, refusing
 from pytest_negativa.measuring.files import cached_bytes, evict, measure_sizes
-from pytest_negativa.measuring.nvml import Gpus
 from pytest_negativa.measuring.sampler import (
+    Gpus,
     MeasureError,
     first_result_library,
     run_sampled,

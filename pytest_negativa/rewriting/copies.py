@@ -15,8 +15,7 @@ from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryEr
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.reconstruction import FileState
-from pytest_negativa.rewriting.edits import Edits
-from pytest_negativa.rewriting.layout import FileLayout, StoppedError, write_layout
+from pytest_negativa.rewriting.layout import Edits, FileLayout, StoppedError, write_layout
 from pytest_negativa.storage.atomic import new_file
 
 STEP = 512 << 10
@@ -145,11 +144,8 @@ def _check(
 
     One pass reads both files. The check shares only the edits with the writer.
     """
-    of_original = hashlib.sha256()
-    # Up to the first edit both digests are the same.
-    of_copy = None
+    of_original, of_copy = hashlib.sha256(), hashlib.sha256()
     fault: int | None = None
-    first = edits.changes[0].start if edits else edits.size
     with ByteSource(target) as copy:
         if copy.size != edits.size:
             raise ReconstructError(
@@ -160,19 +156,15 @@ def _check(
                 raise StoppedError
             end = min(start + STEP, copy.size)
             wanted, found = source.read(start, end - start), copy.read(start, end - start)
-            if of_copy is None and first < end:
-                of_copy = of_original.copy()
             of_original.update(wanted)
-            if of_copy is not None:
-                of_copy.update(found)
+            of_copy.update(found)
             if fault is None and edits.applied_to(wanted, start) != found:
                 fault = start
     # If the files differ, a changed original is the likelier cause.
-    digest = of_original.hexdigest()
-    check_sha256(original, digest)
+    check_sha256(original, of_original.hexdigest())
     if fault is not None:
         raise ReconstructError(
             f"{original.path}: its copy reads back wrong, in the {STEP:,} bytes from offset "
             f"{fault:#x}; is the disk sound?"
         )
-    return digest if of_copy is None else of_copy.hexdigest()
+    return of_copy.hexdigest()

@@ -52,13 +52,13 @@ from pytest_negativa.gpucode.elf_tables import (
     SHT_SYMTAB,
     SYM,
     Relocation,
+    RowLayout,
     SectionHeader,
     string_at,
 )
 from pytest_negativa.gpucode.payload import PayloadError
-from pytest_negativa.gpucode.rows import RowLayout
 from pytest_negativa.models.spans import Span
-from pytest_negativa.rewriting.edits import Edits, Fill, Patch
+from pytest_negativa.rewriting.layout import Edits, Fill, Patch
 
 _RELOCATIONS: dict[int, RowLayout[Relocation]] = {SHT_REL: REL, SHT_RELA: RELA}
 # "cuobjdump -elf" prints .nv.capmerc.text.NAME in cubins from sm_100 on, see planning.decide.

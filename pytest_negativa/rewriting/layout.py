@@ -1,19 +1,145 @@
 """Describes a new file as ranges of an old file and edits, and writes such files.
 
+Edits are the bytes that change while a size stays, sorted and disjoint. They are made from maps and
+plans without touching a file, and describe a library or an unpacked cubin. Those of several sources
+are merged before they are written.
+
 A copy of the same size is one range and its edits. A compacted file has a range for each run of
 pages that stay, and patches for its new tables.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.spans import MovedSpan, around, intersection, minus
-from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch
+from pytest_negativa.models.spans import MovedSpan, Span, around, intersection, minus, union
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """The bytes at file offsets ``[start, end)`` all become ``value`` (0 to 255)."""
+
+    start: int
+    end: int
+    value: int
+
+    def content(self, start: int, end: int) -> bytes:
+        """The new bytes at file offsets ``[start, end)``, which lie within the change."""
+        return bytes([self.value]) * (end - start)
+
+    def is_zero(self, start: int, end: int) -> bool:
+        """Whether all new bytes at ``[start, end)`` are zeros."""
+        return self.value == 0 or start == end
+
+    def moved(self, start: int, end: int, target: int) -> Fill:
+        """The part at ``[start, end)``, for another file that has it at ``target``."""
+        return Fill(target, target + end - start, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """The bytes from file offset ``start`` on become ``data``."""
+
+    start: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.data)
+
+    def content(self, start: int, end: int) -> bytes:
+        """The new bytes at file offsets ``[start, end)``, which lie within the change."""
+        return self.data[start - self.start : end - self.start]
+
+    def is_zero(self, start: int, end: int) -> bool:
+        """Whether all new bytes at ``[start, end)`` are zeros."""
+        return not any(self.content(start, end))
+
+    def moved(self, start: int, end: int, target: int) -> Patch:
+        """The part at ``[start, end)``, for another file that has it at ``target``."""
+        return Patch(target, self.content(start, end))
+
+
+Change = Fill | Patch
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """All changes of a file that keeps its size.
+
+    Raises:
+        ValueError: changes are out of order, overlap, or end behind the file.
+
+    Attributes:
+        size: bytes of the file.
+        changes: by offset; no byte is in two of them.
+    """
+
+    size: int
+    changes: tuple[Change, ...] = ()
+
+    def __post_init__(self) -> None:
+        start = end = 0
+        for change in self.changes:
+            if change.start < start:
+                raise ValueError(f"edits not in order: {change.start:#x} is too late")
+            if change.start < end:
+                raise ValueError(f"edits overlap at {change.start:#x}")
+            start, end = change.start, change.end
+        if end > self.size:
+            raise ValueError(f"an edit ends at {end:#x}, the file at {self.size:#x}")
+
+    @classmethod
+    def of(cls, size: int, changes: Iterable[Change]) -> Edits:
+        """Edits from changes in any order.
+
+        Raises:
+            ValueError: see ``Edits``.
+        """
+        return cls(size, tuple(sorted(changes, key=attrgetter("start"))))
+
+    @property
+    def fills(self) -> tuple[Fill, ...]:
+        """The changes that fill spans."""
+        return tuple(change for change in self.changes if isinstance(change, Fill))
+
+    @property
+    def filled(self) -> tuple[Span, ...]:
+        """The filled spans; neighbours are one span."""
+        return union((fill.start, fill.end) for fill in self.fills)
+
+    def overlapping(self, start: int, end: int) -> Iterator[Change]:
+        """The changes that have bytes at file offsets ``[start, end)``, by offset."""
+        at = bisect_right(self.changes, start, key=attrgetter("end"))
+        while at < len(self.changes) and self.changes[at].start < end:
+            yield self.changes[at]
+            at += 1
+
+    def applied_to(self, data: bytes, offset: int) -> bytes | bytearray:
+        """``data``, which begins at ``offset`` of the file, after the changes."""
+        data_end = offset + len(data)
+        changed: bytes | bytearray = data
+        for change in self.overlapping(offset, data_end):
+            # Most parts of a file have no change, and are not copied.
+            changed = changed if isinstance(changed, bytearray) else bytearray(data)
+            start, end = max(change.start, offset), min(change.end, data_end)
+            changed[start - offset : end - offset] = change.content(start, end)
+        return changed
+
+
+def merge_edits(first: Edits, *others: Edits) -> Edits:
+    """The edits of several sources, for one file, as one.
+
+    Raises:
+        ValueError: two change the same byte.
+    """
+    return Edits.of(first.size, (c for edits in (first, *others) for c in edits.changes))
+
 
 # Bytes. File systems that copy on write share whole blocks; see copy_file_range(2).
 _BLOCK = 4096
@@ -23,12 +149,6 @@ _STEP = 512 << 10
 _LARGE_STEP = 16 << 20
 # Copying fewer bytes inside the kernel costs more than reading and writing them.
 _SMALL_RANGE = 64 << 10
-# The errors of file systems that can't copy between these two files, see copy_file_range(2); EBADF
-# is what some that don't know the call answer.
-_CANNOT = {
-    errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY, errno.EPERM,
-    errno.EBADF,
-}  # fmt: skip
 
 
 class StoppedError(Exception):
@@ -168,9 +288,8 @@ class _Writer:
                 done = os.copy_file_range(
                     self._source.fileno(), self._target, length, position, target
                 )
-            except OSError as e:
-                if e.errno not in _CANNOT:
-                    raise
+            except OSError:
+                # Not between these file systems; reading and writing report any other error.
                 self._in_kernel = False
                 break
             if done == 0:

@@ -37,8 +37,8 @@ from pytest_negativa.rewriting.compact.records import (
     CompactOptions,
     Smaller,
 )
-from pytest_negativa.rewriting.edits import Edits
-from pytest_negativa.rewriting.trim_kernels import trim_kernels
+from pytest_negativa.rewriting.layout import Edits
+from pytest_negativa.rewriting.plan_edits import trim_kernels
 from pytest_negativa.slimming.request import SlimRequest
 from pytest_negativa.slimming.spares import LEAST_HOLE, SpareTarget, cut, plan_cut
 

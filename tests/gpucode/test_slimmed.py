@@ -28,9 +28,8 @@ from pytest_negativa.models.library import (
 from pytest_negativa.models.spans import size as span_size
 from pytest_negativa.planning.reachable import reach
 from pytest_negativa.rewriting.compact.cut import cut_library
-from pytest_negativa.rewriting.edits import Edits, Fill
-from pytest_negativa.rewriting.overwrite import overwrite
-from pytest_negativa.rewriting.trim_kernels import trim_kernels
+from pytest_negativa.rewriting.layout import Edits, Fill
+from pytest_negativa.rewriting.plan_edits import overwrite, trim_kernels
 from tests.support.builders import CubinSpec, build_cubin, zstd_frame
 from tests.support.compacting import (
     COMPACTABLE,

@@ -23,8 +23,14 @@ from pytest_negativa.rewriting.copies import (
     state_of,
     write_copy,
 )
-from pytest_negativa.rewriting.edits import Edits, Fill, Patch
-from pytest_negativa.rewriting.layout import LayoutBuilder, StoppedError, write_layout
+from pytest_negativa.rewriting.layout import (
+    Edits,
+    Fill,
+    LayoutBuilder,
+    Patch,
+    StoppedError,
+    write_layout,
+)
 from pytest_negativa.storage.atomic import remove_abandoned
 from tests.support.copying import MANY, SIZE, STEP, identity
 from tests.support.libraries import BIN

@@ -20,6 +20,7 @@ from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.models.library import Cubin, Scope
 from pytest_negativa.models.spans import Span
 from pytest_negativa.rewriting.cubin_code import CubinCodeError, CubinTables, overwrite_code
+from pytest_negativa.rewriting.layout import Fill, Patch
 from tests.support.libraries import BIN
 
 _SH_OFFSET = 0x18
@@ -47,13 +48,11 @@ class Overwritten(NamedTuple):
 
 def overwritten(cubin: bytes, unused: Sequence[Span], value: int) -> Overwritten:
     edits = overwrite_code(cubin, unused, value)
-    content = bytearray(cubin)
-    edits.apply(content)
     filled, tables = (
-        tuple(Span(change.start, change.end) for change in changes)
-        for changes in (edits.fills, edits.patches)
+        tuple(Span(c.start, c.end) for c in edits.changes if isinstance(c, kind))
+        for kind in (Fill, Patch)
     )
-    return Overwritten(bytes(content), filled, tables)
+    return Overwritten(bytes(edits.applied_to(cubin, 0)), filled, tables)
 
 
 def code_of(cubin: bytes) -> dict[str, Span]:

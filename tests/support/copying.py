@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.rewriting import copies
-from pytest_negativa.rewriting.edits import Edits, Fill, Patch
+from pytest_negativa.rewriting.layout import Edits, Fill, Patch
 
 SIZE = (5 << 20) + 123
 

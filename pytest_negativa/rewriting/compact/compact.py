@@ -25,7 +25,6 @@ from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Range, union
-from pytest_negativa.rewriting.compact.fatbin_regions import plan_removal
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
 from pytest_negativa.rewriting.compact.original_tables import read_original
 from pytest_negativa.rewriting.compact.pages import PageMap, lay_out, moved_segments, unsegmented
@@ -39,8 +38,16 @@ from pytest_negativa.rewriting.compact.records import (
     Spare,
 )
 from pytest_negativa.rewriting.copies import check_sha256, check_size
-from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch, merge_edits
-from pytest_negativa.rewriting.layout import LayoutBuilder, write_layout
+from pytest_negativa.rewriting.layout import (
+    Change,
+    Edits,
+    Fill,
+    LayoutBuilder,
+    Patch,
+    merge_edits,
+    write_layout,
+)
+from pytest_negativa.rewriting.plan_edits import plan_removal, unused_ranges
 from pytest_negativa.storage.atomic import new_file
 from pytest_negativa.storage.attributes import copy_metadata
 
@@ -77,11 +84,7 @@ def compact_library(
     """
     options = options or CompactOptions()
     with opened(path) as source:
-        if library_map is not None and plan is not None:
-            if library_map.library != plan.library:
-                raise ReconstructError(
-                    f"{source.path}: its map and its plan are not of the same file"
-                )
+        if plan is not None:
             check_identity(path, source, plan.library)
         try:
             with refusing(target, "written", ReconstructError):
@@ -384,8 +387,7 @@ def declared_code(
 def _declared(
     source: ByteSource, library_map: LibraryMap, plan: LibraryPlan, edits: Edits
 ) -> Iterator[tuple[object, ...]]:
-    unused = {(d.start, d.end) for d in plan.decisions if not d.kept}
-    unused -= {(d.start, d.end) for d in plan.decisions if d.kept}
+    unused = unused_ranges(plan)
     for region in library_map.iter_regions():
         yield "region", region.span.start, region.span.end
     for block in library_map.iter_code():

@@ -88,8 +88,7 @@ from pytest_negativa.rewriting.compact.pages import (
     pages_without,
 )
 from pytest_negativa.rewriting.compact.records import CannotCompactError, Cut, Design, Spare
-from pytest_negativa.rewriting.edits import Edits, Patch
-from pytest_negativa.rewriting.layout import FileLayout, LayoutBuilder
+from pytest_negativa.rewriting.layout import Edits, FileLayout, LayoutBuilder, Patch
 from pytest_negativa.spare.note import (
     DT_NEGATIVA_NOTE,
     PROBLEMS,
@@ -190,7 +189,7 @@ def cut_library(
         needed: ranges of file offsets that stay.
         options: see ``CutOptions``.
         containers: ranges of file offsets with GPU code that may go, too; see
-            ``fatbin_regions.removable_code``.
+            ``plan_edits.removable_code``.
         library: the original as it was analyzed; see ``compact_library`` for an open one.
 
     Raises:

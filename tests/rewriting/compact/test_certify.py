@@ -22,7 +22,7 @@ from pytest_negativa.rewriting.compact.records import (
     CheckError,
     CompactOptions,
 )
-from pytest_negativa.rewriting.overwrite import overwrite
+from pytest_negativa.rewriting.plan_edits import overwrite
 from pytest_negativa.spare.note import _STUB, STUB_SIZE
 from tests.support.compacting import (
     COMPACTABLE,
