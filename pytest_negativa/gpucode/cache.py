@@ -120,15 +120,8 @@ class MapCache:
             write_atomically(self._path(key, library_map.scope, with_digest=with_digest), data)
 
     def _path(self, key: str, scope: Scope, *, with_digest: bool = False) -> Path:
-        if scope.headers_only:
-            name = "headers"
-        elif scope.devices is None:
-            name = "all"
-        else:
-            name = "+".join(sorted(scope.devices))
-        name += "" if scope.calls else ".no-calls"
-        name += ".digest" if with_digest else ""
-        return self._directory / f"{key}.{name}{_SUFFIX}"
+        asked = hashlib.sha256(repr((scope, with_digest)).encode()).hexdigest()
+        return self._directory / f"{key}.{asked[:16]}{_SUFFIX}"
 
     def keep_limit(self) -> None:
         """Delete the entries that were used longest ago, and what killed writers left."""

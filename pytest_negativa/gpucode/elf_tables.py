@@ -128,6 +128,11 @@ class ProgramHeader(NamedTuple):
         """File offset at which its bytes end."""
         return self.p_offset + self.p_filesz
 
+    @property
+    def protection(self) -> int:
+        """Its flags as mmap(2) has them, where 1 is for reading and 4 for executing."""
+        return (self.p_flags & PF_R) >> 2 | self.p_flags & PF_W | (self.p_flags & PF_X) << 2
+
 
 class SectionHeader(NamedTuple):
     """``Elf64_Shdr``: one section; offsets, addresses and sizes in bytes."""

@@ -77,29 +77,23 @@ _KINDS = {
     8: ElementKind.LTO_IR,
     128: ElementKind.TILE_IR,
 }
-_FLAG_64_BIT = 0x1
-_FLAG_DEBUG = 0x2
-# Set by every toolkit up to CUDA 10.0, and by today's "fatbinary --cuda": the code is no OpenCL.
-_FLAG_CUDA = 0x4
-_FLAG_LINUX = 0x10
 _FLAG_LZ4 = 0x2000
 _FLAG_ZSTD = 0x8000
-_FLAG_SCRAMBLED = 0x10000  # LTO-IR that nvcc compresses; the header has a seed
 _FLAG_ARCH_SPECIFIC = 0x100000
 _FLAG_FAMILY_SPECIFIC = 0x200000
-# Set for sm_100 and later. Its meaning is not known; the driver's choice is the same without it.
-_FLAG_BLACKWELL = 0x1000000
 _KNOWN_FLAGS = (
-    _FLAG_64_BIT
-    | _FLAG_DEBUG
-    | _FLAG_CUDA
-    | _FLAG_LINUX
+    0x1  # 64 bit
+    | 0x2  # debug
+    # Set by every toolkit up to CUDA 10.0, and by today's "fatbinary --cuda": it is no OpenCL.
+    | 0x4
+    | 0x10  # Linux
     | _FLAG_LZ4
     | _FLAG_ZSTD
-    | _FLAG_SCRAMBLED
+    | 0x10000  # scrambled LTO-IR, which nvcc compresses; the header has a seed
     | _FLAG_ARCH_SPECIFIC
     | _FLAG_FAMILY_SPECIFIC
-    | _FLAG_BLACKWELL
+    # Set for sm_100 and later. Its meaning is not known; the driver chooses alike without it.
+    | 0x1000000
 )
 
 

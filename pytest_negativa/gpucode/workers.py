@@ -30,7 +30,6 @@ Warn = Callable[[str], None]
 # How many tasks are handed out at a time: their results wait in memory.
 _MOST_PENDING = 256
 _NAME = "pytest-negativa"
-_INSTALL = "pip install 'pytest-negativa[dask]'"
 _SCHEMES = {"dask": "tcp", "dask+tls": "tls"}
 # Parameters of mallopt(3) and what they get, in bytes. Most code unpacks to less than 32 MiB, which
 # is the most that glibc allows.
@@ -186,7 +185,7 @@ class DaskCluster:
         if scheme not in _SCHEMES or not host or not port.isdecimal():
             raise OptionError(f"{url}: expected dask://HOST:PORT or dask+tls://HOST:PORT")
         if importlib.util.find_spec("distributed") is None:
-            raise OptionError(f"{url} needs dask.distributed: {_INSTALL}")
+            raise OptionError(f"{url} needs dask.distributed: pip install 'pytest-negativa[dask]'")
         self._url = url
         self._address = f"{_SCHEMES[scheme]}://{place}"
         self._warn = warn

@@ -182,11 +182,6 @@ def unite(usages: Sequence[HostUsage]) -> HostUsage:
     )
 
 
-def with_paths(library: HostLibrary, paths: PathRules) -> HostLibrary:
-    """The library with the paths that it has here."""
-    return replace(library, paths=tuple(sorted({paths.apply(path) for path in library.paths})))
-
-
 def _unite_libraries(group: Sequence[HostLibrary]) -> HostLibrary:
     unread: Iterable[Span] = group[0].unread
     for one in group[1:]:
@@ -315,7 +310,13 @@ def combine(run: Run, parts: Sequence[Run], paths: PathRules) -> HostUsage | Non
         return None
     usage = unite(
         [
-            replace(one, libraries=tuple(with_paths(library, paths) for library in one.libraries))
+            replace(
+                one,
+                libraries=tuple(
+                    replace(library, paths=tuple(sorted({*map(paths.apply, library.paths)})))
+                    for library in one.libraries
+                ),
+            )
             for one in found
         ]
     )

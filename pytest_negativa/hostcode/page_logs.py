@@ -50,6 +50,7 @@ from pathlib import Path
 from pytest_negativa.errors import NegativaError, StoreError, refusing
 from pytest_negativa.models.hostcode import FileKey
 from pytest_negativa.models.spans import PAGE_SIZE
+from pytest_negativa.models.spans import size as size_of
 from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
@@ -189,7 +190,7 @@ def _parse(data: bytes) -> LoggedProcess | None:
             process = LoggedProcess(inode, path, time_ns, ())
         elif kind in (_LIBRARY, _GPU_CODE, _CONSTANTS):
             ranges = _parse_ranges(data, ranges_at, count)
-            if bits * 8 + _count_pages(ranges) > record_size * 8:
+            if bits * 8 + size_of(ranges) // PAGE_SIZE > record_size * 8:
                 raise ValueError("the record can't hold the bits of its ranges")
             library = LoggedLibrary(
                 file=FileKey(path, os.makedev(major, minor), inode, size, time_ns),
@@ -226,13 +227,9 @@ def _parse_ranges(data: bytes, at: int, count: int) -> tuple[tuple[int, int], ..
     return ranges
 
 
-def _count_pages(ranges: Iterable[tuple[int, int]]) -> int:
-    return sum(end - start for start, end in ranges) // PAGE_SIZE
-
-
 def _parse_holes(ranges: Sequence[tuple[int, int]], data: bytes) -> Iterator[tuple[int, Miss]]:
     """The pages that came back, by their number."""
-    count = _count_pages(ranges)
+    count = size_of(ranges) // PAGE_SIZE
     words_at = -(-count // 64) * 8
     if words_at + 2 * count > len(data):
         raise ValueError("the record can't hold the pages of its holes")
@@ -283,7 +280,13 @@ def _encode_holes(misses: Misses) -> bytes:
     ranges, name = misses.ranges(), os.fsencode(misses.name)
     text = _aligned(name + misses.original)
     bits = _aligned(((1 << len(misses.pages)) - 1).to_bytes(-(-len(misses.pages) // 8), "little"))
-    words = array.array("H", map(_encode_miss, misses.pages.values()))
+    words = array.array(
+        "H",
+        (
+            miss.first % PAGE_SIZE | miss.fetched * _FETCHED | bool(miss.times) * _SEEN
+            for miss in misses.pages.values()
+        ),
+    )
     offset = _RECORD.size + len(ranges) * _RANGE.size + len(text)
     body = text + bits + _aligned(words.tobytes())
     size = offset - len(text) + len(body)
@@ -291,10 +294,6 @@ def _encode_holes(misses: Misses) -> bytes:
         size, _HOLES, 0, 0, 0, len(ranges), 0, misses.original_size, 0, len(name), offset
     )
     return head + b"".join(_RANGE.pack(*one) for one in ranges) + body
-
-
-def _encode_miss(miss: Miss) -> int:
-    return miss.first % PAGE_SIZE | miss.fetched * _FETCHED | bool(miss.times) * _SEEN
 
 
 def _aligned(data: bytes) -> bytes:

@@ -47,7 +47,6 @@ from pytest_negativa.processes.tree import adopt_orphans
 from pytest_negativa.reporting.measurement import FIGURES
 from pytest_negativa.storage.system import read_head
 
-_MODULE_LOADING = "CUDA_MODULE_LOADING"
 _ELF_MAGIC = b"\x7fELF"
 _TAIL_LINES = 15
 
@@ -98,10 +97,7 @@ def measure(request: MeasureRequest, say: Say) -> Measurement:
         raise MeasureError(f"{request.command[0]}: not found, or not an executable file")
     if (reason := why_unsupported()) is not None:
         raise MeasureError(f"copies can't take the place of libraries here: {reason}")
-    created = time.time_ns()
-    originals = find_copies(request.copies)
-    table = make_table(request.copies, originals)
-    return _Experiment(request, originals, say).run(table, created)
+    return _Experiment(request, find_copies(request.copies), say).run()
 
 
 def find_copies(root: Path) -> tuple[str, ...]:
@@ -146,9 +142,10 @@ class _Experiment:
         }
         self._runs: list[RunFigures] = []
 
-    def run(self, table: str, created: int) -> Measurement:
+    def run(self) -> Measurement:
+        created = time.time_ns()
         write_table(make_table(self._root, ()), self._tables[Variant.ORIGINAL])
-        write_table(table, self._tables[Variant.SLIM])
+        write_table(make_table(self._root, self._originals), self._tables[Variant.SLIM])
         adopts = adopt_orphans()
         results = tuple(map(self._run_all, self._request.loadings))
         if all(result.failure is not None for result in results):
@@ -224,7 +221,7 @@ class _Experiment:
         self._say(f"negativa: {name}: {figures.wall_s:.2f} s, exit status {figures.status}")
 
     def _environment(self, variant: Variant, loading: Loading, logs: Path) -> dict[str, str]:
-        environ = {**self._request.environ, _MODULE_LOADING: loading.value.upper()}
+        environ = {**self._request.environ, "CUDA_MODULE_LOADING": loading.value.upper()}
         environ.update(redirect_environment(environ, self._tables[variant], logs))
         observer = first_result_library()
         if observer is not None:

@@ -18,8 +18,6 @@ from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import RunsFolder
 from pytest_negativa.tracing.gpu import has_gpu
 
-_FILE = "measurement.json"
-
 
 def make_request(
     command: Sequence[str],
@@ -78,7 +76,7 @@ def measure_and_write(request: MeasureRequest) -> Measurement:
         NegativaError: see ``experiment.measure``; or the file can't be written.
     """
     measurement = measure(request, _say)
-    write_record(request.folder / _FILE, measurement, indent=1)
+    write_record(request.folder / "measurement.json", measurement, indent=1)
     return measurement
 
 

@@ -99,7 +99,12 @@ class Contents:
         paths = {library.path: None, **{used.library.path: None for used in same}}
         why = (
             *self._others_at(paths, library),
-            *(_may_be(used.library) for used in unknown if used.images),
+            *(
+                f"{used.library.path} was written or removed since GPU code was loaded from it, so "
+                "whether it was this library is unknown"
+                for used in unknown
+                if used.images
+            ),
         )
         return Content(usage, next(iter(why), None), self._why_only_sampled(same))
 
@@ -149,13 +154,6 @@ class Contents:
                         f"two libraries were at {path}: {_describe(self._with_digest(other))}, "
                         f"and {_describe(library)}"
                     )
-
-
-def _may_be(traced: TracedLibrary) -> str:
-    return (
-        f"{traced.path} was written or removed since GPU code was loaded from it, so whether it "
-        "was this library is unknown"
-    )
 
 
 def _describe(library: TracedLibrary) -> str:

@@ -19,7 +19,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -134,18 +134,28 @@ class _Reconstructor:
         done = 0
         libraries: list[ReconstructedLibrary] = []
         refused: dict[str, str] = {}
-        # An interrupt closes it at once; the garbage collector would do so later.
-        with contextlib.closing(self._make_all(wanted, jobs)) as outcomes:
-            for library, outcome in outcomes:
-                if isinstance(outcome, NegativaError):
-                    refused[library.path] = str(outcome)
-                else:
-                    if outcome != self._known[library.path]:
-                        self._save({**self._known, library.path: outcome})
-                    libraries.append(outcome)
-                done += library.size
-                if on_done is not None:
-                    on_done(done, total)
+        # Threads are enough: reading, writing and hashing release the GIL.
+        with concurrent.futures.ThreadPoolExecutor(max(1, min(jobs, len(wanted)))) as pool:
+            pending = {pool.submit(self._make, p): p.plan.library for p in wanted}
+            try:
+                for future in concurrent.futures.as_completed(pending):
+                    library = pending[future]
+                    try:
+                        made = future.result()
+                    except NegativaError as e:
+                        refused[library.path] = str(e)
+                    else:
+                        if made != self._known[library.path]:
+                            self._save({**self._known, library.path: made})
+                        libraries.append(made)
+                    done += library.size
+                    if on_done is not None:
+                        on_done(done, total)
+            finally:
+                # If interrupted, threads at work stop at their next step and leave nothing.
+                self._stop.set()
+                for future in pending:
+                    future.cancel()
         self._remove_others({library.library.path for library in libraries})
         return Reconstruction(
             format_version=RECONSTRUCTION_VERSION,
@@ -154,24 +164,6 @@ class _Reconstructor:
             libraries=tuple(sorted(libraries, key=lambda made: made.library.path)),
             refused=dict(sorted(refused.items())),
         )
-
-    def _make_all(
-        self, wanted: Sequence[AnalyzedLibrary], jobs: int
-    ) -> Generator[tuple[LibraryIdentity, ReconstructedLibrary | NegativaError], None, None]:
-        """Threads are enough: reading, writing and hashing release the GIL."""
-        with concurrent.futures.ThreadPoolExecutor(max(1, min(jobs, len(wanted)))) as pool:
-            pending = {pool.submit(self._make, p): p.plan.library for p in wanted}
-            try:
-                for future in concurrent.futures.as_completed(pending):
-                    try:
-                        yield pending[future], future.result()
-                    except NegativaError as e:
-                        yield pending[future], e
-            finally:
-                # If interrupted, threads at work stop at their next step and leave nothing.
-                self._stop.set()
-                for future in pending:
-                    future.cancel()
 
     def _make(self, planned: AnalyzedLibrary) -> ReconstructedLibrary:
         if self._stop.is_set():

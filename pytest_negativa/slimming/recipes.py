@@ -28,8 +28,8 @@ from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.reconstruction import RepackedCubin
 from pytest_negativa.models.spans import Range, intersection, size
+from pytest_negativa.planning.decide import plan_for_devices, plan_for_none
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
-from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
 from pytest_negativa.rewriting.compact.cut import foresee_cut, hole_sizes
 from pytest_negativa.rewriting.compact.records import (

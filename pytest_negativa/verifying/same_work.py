@@ -29,7 +29,6 @@ from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstr
 from pytest_negativa.models.spans import MovedSpan, covers, minus
 from pytest_negativa.models.trace import LAUNCHES_CUT, Context, Phase, Role, Usage, UsageProcess
 from pytest_negativa.models.verdict import (
-    NEEDS,
     NeededSpan,
     WorkDifference,
     WorkKind,
@@ -293,15 +292,6 @@ def details_by_library(work: Iterable[WorkDifference]) -> dict[str, str]:
 def _first_of(work: Sequence[WorkDifference]) -> str:
     more = f" and {len(work) - 1:,} more" if len(work) > 1 else ""
     return f"{work[0].kind.value}: {work[0].detail}{more}"
-
-
-def with_witness(work: Collection[WorkDifference]) -> tuple[WorkDifference, ...]:
-    """The differences; those of which the traced run is a witness speak against nothing.
-
-    It is one if it watched pages, loaded GPU code lazily, was traced to its end, and was started as
-    the tests on the copies were.
-    """
-    return tuple(d if d.kind in NEEDS else replace(d, kind=WorkKind.NOT_REPEATED) for d in work)
 
 
 def what_stays(attempt: Attempt, work: Collection[WorkDifference]) -> tuple[NeededSpan, ...]:

@@ -20,7 +20,7 @@ from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.spans import Span
-from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
+from pytest_negativa.models.trace import TracedLibrary, Usage
 from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary
 from pytest_negativa.processes.file_users import FileUser
 from pytest_negativa.processes.open_watch import Opens
@@ -29,6 +29,7 @@ from pytest_negativa.tracing.mappings import hash_library
 
 # No process loads a library from there, and some have very many files.
 _NOT_SEARCHED = frozenset({".git", "__pycache__", "node_modules"})
+_INSTALLED_ANEW = "its RECORD is another one than when it was traced"
 _NO_FILES = frozenset({"/dev", "/proc", "/sys"})
 
 
@@ -149,18 +150,14 @@ def loaded_originals(
     for used in usage.libraries:
         if used.library.path in copies or not used.processes:
             continue
-        who = _who(used, usage)
+        process = usage.processes[used.processes[0]].header
+        who = f"process {process.pid} ({process.executable})"
         if used.library.size is None and used.images:
             unknown = unknown or f"{who} loaded GPU code from {used.library.path}, which was gone"
         for copy in reconstruction.libraries:
             if (what := _why_original(used.library, copy.library)) is not None:
                 found.setdefault(copy.library.path, f"{who} had {what} mapped")
     return found, unknown
-
-
-def _who(used: LibraryUsage, usage: Usage) -> str:
-    process = usage.processes[used.processes[0]].header
-    return f"process {process.pid} ({process.executable})"
 
 
 def _why_original(traced: TracedLibrary, original: LibraryIdentity) -> str | None:
@@ -223,9 +220,6 @@ def _files(folders: Iterable[str], seen: set[str]) -> Iterator[os.DirEntry[str]]
                     yield entry
                 elif entry.is_dir(follow_symlinks=False) and entry.name not in _NOT_SEARCHED:
                     waiting.append(entry.path)
-
-
-_INSTALLED_ANEW = "its RECORD is another one than when it was traced"
 
 
 def unused_paths(plan: LibraryPlan) -> dict[str, Span]:

@@ -17,7 +17,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.file_kinds import HEAD_SIZE, FileKind, kind_of
 from pytest_negativa.models.library import Compression, Cubin, LibraryMap, Scope
-from pytest_negativa.planning.without_trace import plan_for_devices
+from pytest_negativa.planning.decide import plan_for_devices
 from pytest_negativa.reporting.inspection import library_report
 from pytest_negativa.reporting.units import format_bytes
 from tests.support.builders import build_host, fatbin_section

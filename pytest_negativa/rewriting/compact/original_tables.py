@@ -326,14 +326,16 @@ def read_original(source: ByteSource) -> ElfTables:
 
 def exports_resolvers(source: ByteSource, tables: ElfTables) -> bool:
     """Whether code of the library (IFUNC) runs when a symbol of it is looked up."""
-    for section in tables.sections:
-        if section.sh_type == SHT_DYNSYM:
-            size = section.sh_size - section.sh_size % SYM.size
-            rows = SYM.struct.iter_unpack(source.read(section.sh_offset, size))
-            # The type is the lower half of st_info.
-            if any(r[1] & 0xF == STT_GNU_IFUNC and r[3] != SHN_UNDEF for r in rows):
-                return True
-    return False
+    rows = (
+        row
+        for section in tables.sections
+        if section.sh_type == SHT_DYNSYM
+        for row in SYM.struct.iter_unpack(
+            source.read(section.sh_offset, section.sh_size - section.sh_size % SYM.size)
+        )
+    )
+    # The type is the lower half of st_info.
+    return any(row[1] & 0xF == STT_GNU_IFUNC and row[3] != SHN_UNDEF for row in rows)
 
 
 def read_dynamic(source: ByteSource, tables: ElfTables) -> dict[int, int]:

@@ -11,7 +11,6 @@ from operator import attrgetter
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, refusing
-from pytest_negativa.gpucode.elf_tables import PT_DYNAMIC
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.rewriting.compact.original_tables import read_at, read_dynamic, read_tables
 from pytest_negativa.rewriting.compact.records import CannotCompactError
@@ -39,8 +38,6 @@ def read_note(library: ByteSource) -> Note | None:
     """
     try:
         tables = read_tables(library)
-        if not any(s.p_type == PT_DYNAMIC for s in tables.segments):
-            return None
         address = read_dynamic(library, tables).get(DT_NEGATIVA_NOTE)
         if address is None:
             return None
