@@ -23,7 +23,6 @@ and compaction may take whole pages of it out of the file.
 from __future__ import annotations
 
 import itertools
-import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
@@ -212,7 +211,6 @@ def _filler(size: int) -> bytes:
 
 # Of compressed_size in the header of an element, see gpucode.fatbin.
 _COMPRESSED_SIZE_OFFSET = 0x10
-_COMPRESSED_SIZE = struct.Struct("<I")
 
 
 def trim_kernels(
@@ -279,6 +277,6 @@ def _repack(
         return [Patch(block.payload.start, frame)], len(frame) - zeros
     packed = repack(edited, stored, block.compression, block.payload.size)
     return [
-        Patch(block.header_offset + _COMPRESSED_SIZE_OFFSET, _COMPRESSED_SIZE.pack(len(packed))),
+        Patch(block.header_offset + _COMPRESSED_SIZE_OFFSET, len(packed).to_bytes(4, "little")),
         Patch(block.payload.start, packed + bytes(block.payload.size - len(packed))),
     ], len(packed)

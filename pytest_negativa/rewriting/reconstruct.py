@@ -43,8 +43,15 @@ from pytest_negativa.models.reconstruction import (
 from pytest_negativa.models.spans import size
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.records import CannotCompactError, CompactOptions
-from pytest_negativa.rewriting.copies import check_digest, state_at, state_of, write_copy
-from pytest_negativa.rewriting.layout import Edits, StoppedError, merge_edits
+from pytest_negativa.rewriting.layout import (
+    Edits,
+    StoppedError,
+    check_digest,
+    merge_edits,
+    state_at,
+    state_of,
+    write_copy,
+)
 from pytest_negativa.rewriting.plan_edits import overwrite, trim_kernels
 from pytest_negativa.storage.atomic import remove_abandoned, write_atomically
 from pytest_negativa.storage.flock import find_holders, lock, open_to_lock

@@ -28,7 +28,7 @@ from pytest_negativa.models.slimming import (
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.rewriting.compact.rebuild import read_note
 from pytest_negativa.rewriting.compact.records import CannotCompactError, Cut
-from pytest_negativa.rewriting.copies import state_at
+from pytest_negativa.rewriting.layout import state_at
 from pytest_negativa.slimming.atomic_replacement import (
     is_same_file,
     keep_original,

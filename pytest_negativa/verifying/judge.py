@@ -41,11 +41,11 @@ from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import (
     MOST_RERUNS,
     changed_aspects,
+    changes_of_start,
     hurried_tests,
     known_of_originals,
     same_outcome,
 )
-from pytest_negativa.verifying.same_start import changes_of_start
 from pytest_negativa.verifying.same_work import (
     Places,
     Work,

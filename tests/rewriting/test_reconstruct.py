@@ -24,7 +24,7 @@ from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.spans import Span
 from pytest_negativa.rewriting import reconstruct as module
 from pytest_negativa.rewriting.compact.records import CompactOptions
-from pytest_negativa.rewriting.copies import state_of
+from pytest_negativa.rewriting.layout import state_of
 from pytest_negativa.rewriting.plan_edits import overwrite
 from pytest_negativa.rewriting.reconstruct import (
     IN_USE_NAME,

@@ -37,13 +37,14 @@ from pytest_negativa.rewriting.compact.records import (
     Smaller,
     Spare,
 )
-from pytest_negativa.rewriting.copies import check_sha256, check_size
 from pytest_negativa.rewriting.layout import (
     Change,
     Edits,
     Fill,
     LayoutBuilder,
     Patch,
+    check_sha256,
+    check_size,
     merge_edits,
     write_layout,
 )

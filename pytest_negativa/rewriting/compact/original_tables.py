@@ -28,7 +28,6 @@ from pytest_negativa.gpucode.elf_tables import (
     DT_RELR,
     DT_RELRSZ,
     DYN,
-    EM_AARCH64,
     EM_X86_64,
     ET_DYN,
     PHDR,
@@ -58,7 +57,7 @@ from pytest_negativa.gpucode.elf_tables import (
     string_at,
 )
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.spans import Range
+from pytest_negativa.models.spans import PAGE_SIZE, Range
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 
 # Known segments: only their p_offset depends on the place of their bytes in the file.
@@ -77,10 +76,6 @@ _MAX_ADDRESS = 1 << 63
 _SMALLEST_PAGE = 4096
 # Bytes that are read in one go.
 _STEP = 256 << 10
-# Linux: x86 has 4 KiB pages only; arm64 can be built for 64 KiB, and binutils' default
-# max-page-size for it is that. Others: the largest that is common.
-_PAGE_SIZES = {EM_X86_64: 4096, EM_AARCH64: 65536}
-_OTHER_PAGE_SIZE = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +101,10 @@ class ElfTables:
     @property
     def page_size(self) -> int:
         """The largest page, in bytes, of a kernel that can load the library."""
-        return self.largest_page(_PAGE_SIZES.get(self.header.e_machine, _OTHER_PAGE_SIZE))
+        # Linux: x86 has 4 KiB pages only; arm64 can be built for 64 KiB, and binutils' default
+        # max-page-size for it is that. For others, it is the largest that is common.
+        is_x86 = self.header.e_machine == EM_X86_64
+        return self.largest_page(PAGE_SIZE if is_x86 else 64 << 10)
 
     def largest_page(self, limit: int) -> int:
         """The largest page of at most ``limit`` bytes with which ld.so loads the library.
