@@ -33,7 +33,7 @@ from pytest_negativa.cli.common import (
     typed,
 )
 from pytest_negativa.errors import OptionError, UnknownArch, did_you_mean
-from pytest_negativa.hostcode.gather import load_usage
+from pytest_negativa.hostcode.gather import load_touched
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import is_package
 from pytest_negativa.models.base import Listing
@@ -406,7 +406,7 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
 
 
 def _spare(flags: SimpleNamespace) -> SpareTarget:
-    usage = None if flags.cpu_pages is None else load_usage(flags.cpu_pages)
+    usage = None if flags.cpu_pages is None else load_touched(flags.cpu_pages)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
     for choice in () if usage is None else usage.chosen:

@@ -379,7 +379,11 @@ def map_source(
             library_map, removed = map_slimmed(source, host, request.left_scope or request.scope)
             if not request.slimmed and (library_map.sections or library_map.problems):
                 raise FormatError(path, None, SLIMMED)
-        library_map = _with_digest(library_map, source, request)
+        if library_map.sections and request.wants_digest(source.size):
+            sha256 = source.sha256()
+            # If it changed while it was read, the digest may be of another file than the map.
+            library = replace(library_map.library, sha256=sha256 if source.is_unchanged() else None)
+            library_map = replace(library_map, library=library)
         summary = summarize(library_map, request.devices)
         # Not if it changed while it was read: the map may be of neither file.
         if cache is not None and known.key is not None and source.is_unchanged():
@@ -388,16 +392,6 @@ def map_source(
         return MappedLibrary(path, summary, library_map if request.with_map else None, removed)
     except NegativaError as e:
         return MappedLibrary(path, error=e)
-
-
-def _with_digest(library_map: LibraryMap, source: ByteSource, request: MapRequest) -> LibraryMap:
-    """The map with the digest of a library that has GPU code, if the request asks for it."""
-    if not request.wants_digest(source.size) or not library_map.sections:
-        return library_map
-    sha256 = source.sha256()
-    # If it changed while it was read, the digest may be of another file than the map.
-    found = sha256 if source.is_unchanged() else None
-    return replace(library_map, library=replace(library_map.library, sha256=found))
 
 
 def _map_batch(

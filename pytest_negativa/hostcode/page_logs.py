@@ -43,6 +43,7 @@ import itertools
 import os
 import re
 import struct
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,7 +176,7 @@ def _read_log(path: Path) -> LoggedProcess | None:
 
 def _parse(data: bytes) -> LoggedProcess | None:
     process: LoggedProcess | None = None
-    libraries: list[tuple[int, LoggedLibrary]] = []
+    libraries: defaultdict[int, list[LoggedLibrary]] = defaultdict(list)
     misses: list[Misses] = []
     if len(data) % _CHUNK:
         raise ValueError("a part of a chunk: somebody truncated it")
@@ -192,13 +193,14 @@ def _parse(data: bytes) -> LoggedProcess | None:
             ranges = _parse_ranges(data, ranges_at, count)
             if bits * 8 + size_of(ranges) // PAGE_SIZE > record_size * 8:
                 raise ValueError("the record can't hold the bits of its ranges")
-            library = LoggedLibrary(
-                file=FileKey(path, os.makedev(major, minor), inode, size, time_ns),
-                watched=flags == 0 if kind == _CONSTANTS else not flags & _UNWATCHED,
-                ranges=ranges,
-                pages=tuple(_iter_pages(ranges, data[at + bits : at + record_size])),
+            libraries[kind].append(
+                LoggedLibrary(
+                    file=FileKey(path, os.makedev(major, minor), inode, size, time_ns),
+                    watched=flags == 0 if kind == _CONSTANTS else not flags & _UNWATCHED,
+                    ranges=ranges,
+                    pages=tuple(_iter_pages(ranges, data[at + bits : at + record_size])),
+                )
             )
-            libraries.append((kind, library))
         elif kind == _HOLES:
             ranges = _parse_ranges(data, ranges_at, count)
             original = data[path_at + length : path_at + length + _DIGEST]
@@ -213,10 +215,10 @@ def _parse(data: bytes) -> LoggedProcess | None:
         return None
     return dataclasses.replace(
         process,
-        libraries=tuple(library for kind, library in libraries if kind == _LIBRARY),
+        libraries=tuple(libraries[_LIBRARY]),
         misses=tuple(misses),
-        gpu_code=tuple(library for kind, library in libraries if kind == _GPU_CODE),
-        constants=tuple(library for kind, library in libraries if kind == _CONSTANTS),
+        gpu_code=tuple(libraries[_GPU_CODE]),
+        constants=tuple(libraries[_CONSTANTS]),
     )
 
 
