@@ -18,7 +18,7 @@ import time
 from bisect import bisect_right
 from pathlib import Path
 
-from pytest_negativa.hostcode.gpu_pages import with_pages
+from pytest_negativa.hostcode.gather import with_pages
 from pytest_negativa.hostcode.page_logs import prepare_logs
 from pytest_negativa.models.plan import KeepReason
 from pytest_negativa.models.spans import covers, intersection, size

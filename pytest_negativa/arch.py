@@ -4,7 +4,7 @@ A *device* has a compute capability (``ComputeCapability(9, 0)``); *code* is bui
 (``SmArch.parse("sm_90a")``). The two look alike and are two types on purpose. Code for sm_90a does
 not run on a device of capability 9.1, and the bare number 90 loses the suffix that decides this.
 
-``planning.decide`` and ``planning.without_trace`` label code that no device loads
+``planning.decide`` labels code that no device loads
 "for other GPUs".
 """
 

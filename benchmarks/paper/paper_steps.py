@@ -17,8 +17,8 @@ from paper_catalog import Workload
 from paper_records import FUNCTIONS, PAGES, RESULTS, USED_KERNELS, Step, write_json
 
 from pytest_negativa.errors import NegativaError
+from pytest_negativa.hostcode.functions import summarize, touched_functions
 from pytest_negativa.hostcode.gather import require_usage
-from pytest_negativa.hostcode.summary import summarize, touched_functions
 from pytest_negativa.models.hostcode import HostLibrary
 from pytest_negativa.models.measurement import Loading
 from pytest_negativa.storage.results import load_plans

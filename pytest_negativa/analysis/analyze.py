@@ -36,9 +36,8 @@ from pytest_negativa.models.trace import (
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.by_tests import cover_library
 from pytest_negativa.planning.code_files import names_of_file, plan_files
-from pytest_negativa.planning.contents import Contents
 from pytest_negativa.planning.decide import KeepElement, KeepPolicy, plan_library
-from pytest_negativa.planning.locate import locate_library
+from pytest_negativa.planning.locate import Contents, locate_library
 from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import (
     GlobSet,

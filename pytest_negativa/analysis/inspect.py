@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
-from pytest_negativa.gpucode.loadable import loadable_code, loaded_sections
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
-from pytest_negativa.gpucode.summary import FRAME
+from pytest_negativa.gpucode.summary import FRAME, loadable_code, loaded_sections
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.layers import is_container
 from pytest_negativa.installed.libraries import LibrarySet, find_libraries

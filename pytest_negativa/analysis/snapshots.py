@@ -21,6 +21,7 @@ from pytest_negativa.models.file_kinds import FileKind, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import Place
 from pytest_negativa.models.settings import Compare, GrowthLimit
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.snapshot import (
     Change,
     LibraryChange,
@@ -39,7 +40,7 @@ from pytest_negativa.planning.snapshot import (
     snapshot_map,
 )
 from pytest_negativa.reporting.difference import describe_change
-from pytest_negativa.reporting.units import and_more, format_bytes, format_items, format_names
+from pytest_negativa.reporting.units import and_more, format_items, format_names
 from pytest_negativa.settings.globs import LibraryNames, limit_of
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import load_baseline, load_planned

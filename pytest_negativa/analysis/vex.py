@@ -19,10 +19,9 @@ from urllib.parse import quote
 import msgspec
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.addresses import AddressSpace
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_slimmed, read_library
-from pytest_negativa.gpucode.slimmed import has_marker
+from pytest_negativa.gpucode.slimmed import AddressSpace, has_marker
 from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.functions import local_functions
 from pytest_negativa.installed.sites import Places

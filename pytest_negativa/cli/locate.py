@@ -21,7 +21,7 @@ from pytest_negativa.cli.common import (
     workers_for,
 )
 from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.gpu_pages import with_pages, with_pages_of
+from pytest_negativa.hostcode.gather import with_pages, with_pages_of
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import UNENDED

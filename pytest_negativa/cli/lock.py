@@ -27,10 +27,11 @@ from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.lock import LeftOut
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.planning.lock import lock_or_leave, make_lock
 from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.storage.results import (

@@ -17,9 +17,9 @@ from pytest_negativa.cli.common import (
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.listing import LISTING_VERSION, RunRow
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.results import load_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder

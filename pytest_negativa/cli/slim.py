@@ -32,17 +32,18 @@ from pytest_negativa.cli.common import (
     typed,
 )
 from pytest_negativa.errors import ExitStatus, OptionError, UnknownArch, did_you_mean
-from pytest_negativa.hostcode.gather import load_usage
+from pytest_negativa.hostcode.gather import load_touched
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import is_package
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.listing import LISTING_VERSION
 from pytest_negativa.models.lock import Lock
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.slimming import UNMET, SlimRow, SlimStatus
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.slimming import render_holes, render_problems, render_rows
 from pytest_negativa.reporting.text import print_warning, printable
-from pytest_negativa.reporting.units import format_bytes, format_names
+from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.package import slim_package
@@ -377,7 +378,7 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
 
 
 def _spare(flags: SimpleNamespace) -> SpareTarget:
-    usage = None if flags.cpu_pages is None else load_usage(flags.cpu_pages)
+    usage = None if flags.cpu_pages is None else load_touched(flags.cpu_pages)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
     for choice in () if usage is None else usage.chosen:

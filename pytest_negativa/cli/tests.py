@@ -44,9 +44,10 @@ from pytest_negativa.planning.by_tests import (
     kernel_runs,
     kernels_of_test,
     launches_by_range,
+    resolve_nodeids,
+    select_tests,
     usage_of_tests,
 )
-from pytest_negativa.planning.tests_by_expression import resolve_nodeids, select_tests
 from pytest_negativa.reporting.listings import (
     render_kernels,
     render_needs,

@@ -16,9 +16,9 @@ from pytest_negativa.cli.common import (
     say_next,
     settings_and_run,
 )
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_bytes
 from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.results import load_planned

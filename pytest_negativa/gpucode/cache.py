@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -36,8 +35,6 @@ _READER_VERSION = 9
 _SUFFIX = ".map"
 # Bytes of all entries when a cache is opened: above it, those go that were used longest ago.
 _LIMIT = 1 << 30
-# No write takes this long (24 h): its process was killed.
-_ABANDONED_AFTER_NS = 24 * 3600 * 10**9
 
 
 def open_cache(folder: str | None) -> MapCache | None:
@@ -120,15 +117,8 @@ class MapCache:
             write_atomically(self._path(key, library_map.scope, with_digest=with_digest), data)
 
     def _path(self, key: str, scope: Scope, *, with_digest: bool = False) -> Path:
-        if scope.headers_only:
-            name = "headers"
-        elif scope.devices is None:
-            name = "all"
-        else:
-            name = "+".join(sorted(scope.devices))
-        name += "" if scope.calls else ".no-calls"
-        name += ".digest" if with_digest else ""
-        return self._directory / f"{key}.{name}{_SUFFIX}"
+        asked = hashlib.sha256(repr((scope, with_digest)).encode()).hexdigest()
+        return self._directory / f"{key}.{asked[:16]}{_SUFFIX}"
 
     def keep_limit(self) -> None:
         """Delete the entries that were used longest ago, and what killed writers left."""
@@ -142,18 +132,13 @@ class MapCache:
 
     def _iter_entries(self) -> Iterator[tuple[int, int, str]]:
         """Time of the last use, ns; size, bytes; path."""
-        abandoned_before = time.time_ns() - _ABANDONED_AFTER_NS
         with contextlib.suppress(OSError), os.scandir(self._directory) as found:
             for entry in found:
                 with contextlib.suppress(OSError):
-                    status = entry.stat()
-                    if entry.name.endswith(_SUFFIX):
+                    # A killed writer's file is never used again.
+                    if entry.name.endswith((_SUFFIX, TEMPORARY_SUFFIX)):
+                        status = entry.stat()
                         yield status.st_mtime_ns, status.st_size, entry.path
-                    elif (
-                        entry.name.endswith(TEMPORARY_SUFFIX)
-                        and status.st_mtime_ns < abandoned_before
-                    ):
-                        Path(entry.path).unlink()
 
 
 def _read_frame(path: Path, number: int) -> bytes | None:

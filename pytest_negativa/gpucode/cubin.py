@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import compress
 
 from pytest_negativa.arch import SmArch
@@ -30,13 +30,14 @@ from pytest_negativa.gpucode.elf_tables import (
     STT_FUNC,
     STT_OBJECT,
     SYM,
+    ElfHeader,
     SectionHeader,
 )
-from pytest_negativa.gpucode.names import NameTable
-from pytest_negativa.gpucode.payload import PayloadError
+from pytest_negativa.gpucode.payload import NameTable, PayloadError
 from pytest_negativa.models.library import Cubin, Edge, Function
 
-_CALL = struct.Struct("<II")
+CALL = struct.Struct("<II")
+"""A row of .nv.callgraph."""
 # Of a section header: its name, type and offset; and where the type lies.
 _PLACE = struct.Struct("<II16xQ")
 _SH_TYPE = 4
@@ -52,13 +53,13 @@ _ST_INFO = 4  # offset in a row
 _IS_NAMED = bytes(st_info & 0xF in _NAMED_SYMBOLS for st_info in range(256))
 # "cuobjdump -elf" prints STO_ENTRY for kernels: bit 4 of st_other.
 _STO_CUDA_ENTRY = 0x10
-# "cuobjdump -elf" prints the type CUDA_CALLGRAPH for .nv.callgraph.
-_SHT_CUDA_CALLGRAPH = 0x70000001
+SHT_CUDA_CALLGRAPH = 0x70000001
+"""Type of .nv.callgraph, as "cuobjdump -elf" prints it."""
 # .nv.callgraph is a table of pairs in four parts; a row (0, marker) opens each. The meaning of the
 # parts was found by compiling functions that call in each way: tests/fixtures/src/callgraph.cu.
 _PART_CALLS = 0xFFFFFFFF  # (caller, callee)
-_PART_ADDRESS_TAKEN = 0xFFFFFFFE  # (function, prototype)
-_PART_INDIRECT_CALLS = 0xFFFFFFFD  # (caller, prototype)
+PART_ADDRESS_TAKEN = 0xFFFFFFFE  # (function, prototype)
+PART_INDIRECT_CALLS = 0xFFFFFFFD  # (caller, prototype)
 _PART_REFERENCES = 0xFFFFFFFC  # (function, function whose address it takes, or that it launches)
 _PARTS = range(_PART_REFERENCES, _PART_CALLS + 1)
 
@@ -109,11 +110,9 @@ def parse_cubin(
     Raises:
         PayloadError: not a cubin, or a table leaves it.
     """
-    if not is_cubin_header(data) or len(data) < EHDR.size:
-        raise PayloadError(f"not a cubin: starts with {data[:20].hex()}")
+    header = _read_header(data)
     if problem := abi_problem(data):
         raise PayloadError(problem)
-    header = EHDR.unpack_from(data)
     tables = _Tables(data, names)
     tables.read_symbols(header.e_shstrndx)
     if calls:
@@ -138,13 +137,19 @@ def section_headers(data: bytes) -> list[SectionHeader]:
     """Read the section headers of a cubin.
 
     Raises:
-        PayloadError: they leave the cubin.
+        PayloadError: not a cubin, or they leave it.
     """
     return list(SHDR.iter_unpack(_section_table(data)))
 
 
+def _read_header(data: bytes) -> ElfHeader:
+    if not is_cubin_header(data) or len(data) < EHDR.size:
+        raise PayloadError(f"not a cubin: starts with {data[:20].hex()}")
+    return EHDR.unpack_from(data)
+
+
 def _section_table(data: bytes) -> bytes:
-    header = EHDR.unpack_from(data)
+    header = _read_header(data)
     if header.e_shentsize != SHDR.size:
         raise PayloadError(f"cubin: e_shentsize {header.e_shentsize}, expected {SHDR.size}")
     start, end = header.e_shoff, header.e_shoff + header.e_shentsize * header.e_shnum
@@ -153,21 +158,45 @@ def _section_table(data: bytes) -> bytes:
     return data[start:end]
 
 
-def section_bytes(data: bytes, section: SectionHeader, what: str) -> bytes:
+def section_bytes(data: bytes, section: SectionHeader, what: str, row_size: int = 1) -> bytes:
     """Read the content of a section.
 
     Args:
         what: the word for it in messages.
+        row_size: of a table, bytes of a row.
 
     Raises:
-        PayloadError: the section has no content, or leaves the cubin.
+        PayloadError: the section has no content or no whole rows, or leaves the cubin.
     """
     start, end = section.sh_offset, section.file_end
     if section.sh_type == SHT_NOBITS or end > len(data):
         raise PayloadError(
             f"cubin: {what} at {start:#x} to {end:#x}, the cubin ends at {len(data):#x}"
         )
+    if section.sh_size % row_size:
+        raise PayloadError(f"cubin: {what} of {section.sh_size} bytes, expected whole entries")
     return data[start:end]
+
+
+def section_at(data: bytes, sections: Sequence[SectionHeader], index: int, what: str) -> bytes:
+    """Read the content of the section of an index, see ``section_bytes``.
+
+    Raises:
+        PayloadError: see there; or there is no such section.
+    """
+    if index >= len(sections):
+        raise PayloadError(f"cubin: no section {index} for {what}")
+    return section_bytes(data, sections[index], what)
+
+
+def iter_call_graph(table: bytes) -> Iterator[tuple[int | None, int, int]]:
+    """Read the pairs of a call graph, each with the part that it belongs to."""
+    part = None
+    for first, second in CALL.iter_unpack(table):
+        if first == 0 and second in _PARTS:
+            part = second
+        else:
+            yield part, first, second
 
 
 class _Tables:
@@ -213,11 +242,7 @@ class _Tables:
         else:
             raise PayloadError("cubin: has no symbol table, so its functions are not known")
         self._strings = strings = self._content(symtab.sh_link, "symbol names")
-        self._symbols = section_bytes(self._data, symtab, "symbol table")
-        if len(self._symbols) % SYM.size:
-            raise PayloadError(
-                f"cubin: symbol table of {len(self._symbols)} bytes, expected whole entries"
-            )
+        self._symbols = section_bytes(self._data, symtab, "symbol table", SYM.size)
         self._names.reserve_rows(len(self._symbols) // SYM.size)
         self._index_at = index_at = self._names.indices_in(strings)
         name_at, symbols = self._string, self._symbols
@@ -244,7 +269,7 @@ class _Tables:
                         f"cubin: code at {offset:#x} to {offset + st_size:#x}, the cubin ends at "
                         f"{size:#x}"
                     )
-                # slim took the function out of the tables, see rewriting.cubin_tables: neither
+                # slim took the function out of the tables, see rewriting.cubin_code: neither
                 # the driver nor a reader finds it. The call graph may still name it.
                 if not strings[st_name]:
                     continue
@@ -267,25 +292,21 @@ class _Tables:
             yield index
 
     def read_call_graphs(self) -> None:
-        for index in self._sections_of(_SHT_CUDA_CALLGRAPH):
-            self._read_call_graph(self._content(index, "call graph"))
+        for index in self._sections_of(SHT_CUDA_CALLGRAPH):
+            section = self._section(index, "call graph")
+            self._read_call_graph(section_bytes(self._data, section, "call graph", CALL.size))
 
     def _read_call_graph(self, table: bytes) -> None:
-        if len(table) % _CALL.size:
-            raise PayloadError(f"cubin: call graph of {len(table)} bytes, expected whole pairs")
-        self._names.reserve_rows(len(table) // _CALL.size)
+        self._names.reserve_rows(len(table) // CALL.size)
         symbol = self._symbol
-        part = None
-        for first, second in _CALL.iter_unpack(table):
-            if first == 0 and second in _PARTS:
-                part = second
-            elif part == _PART_CALLS:
+        for part, first, second in iter_call_graph(table):
+            if part == _PART_CALLS:
                 self.calls.append((symbol(first), symbol(second)))
             elif part == _PART_REFERENCES:
                 self.references.append((symbol(first), symbol(second)))
-            elif part == _PART_ADDRESS_TAKEN:
+            elif part == PART_ADDRESS_TAKEN:
                 self.address_taken.append((symbol(first), self._string(second, "prototype")))
-            elif part == _PART_INDIRECT_CALLS:
+            elif part == PART_INDIRECT_CALLS:
                 self.indirect_calls.append((symbol(first), self._string(second, "prototype")))
             else:
                 # A wrong guess could make a function unreachable that is not.

@@ -47,9 +47,6 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.build_id import find_build_id
 from pytest_negativa.models.file_kinds import HEAD_SIZE, FileKind, kind_of
 
-# gABI: with SHN_LORESERVE sections or more, e_shnum is 0 and section 0 holds the count. No known
-# library comes near it, and it would make every look-up here slow.
-_MAX_SECTIONS = SHN_LORESERVE
 # Bytes of tables that are read of one file, names counted one by one. An object file of 65,000
 # sections needs half, libtorch_cuda.so 1%.
 _READ_BUDGET = 128 << 20
@@ -209,7 +206,9 @@ def read_header(source: ByteSource) -> ElfHeader:
         raise FormatError(
             source.path, 0x3A, f"e_shentsize {header.e_shentsize}, expected {SHDR.size}"
         )
-    if count >= _MAX_SECTIONS or header.e_shstrndx >= count:
+    # gABI: with SHN_LORESERVE sections or more, e_shnum is 0 and section 0 holds the count. No
+    # known library comes near it, and it would make every look-up here slow.
+    if count >= SHN_LORESERVE or header.e_shstrndx >= count:
         raise FormatError(
             source.path,
             0x3C,

@@ -10,9 +10,53 @@ share a mistake with the code that wrote the file.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from pytest_negativa.gpucode.rows import RowLayout
+Buffer = bytes | bytearray | memoryview
+"""Bytes that hold a table."""
+
+_Row = TypeVar("_Row", bound=tuple[Any, ...])
+
+
+class RowLayout(Generic[_Row]):
+    """Layout of a row in a file: a ``struct.Struct`` whose rows have names.
+
+    Args:
+        layout: the format, as of ``struct``.
+        make: ``_make`` of the rows' ``NamedTuple``.
+
+    Attributes:
+        size: bytes of a row.
+        struct: for a hot loop that unpacks each row into names of its own.
+    """
+
+    def __init__(self, layout: str, make: Callable[[Iterable[Any]], _Row]) -> None:
+        self.struct = struct.Struct(layout)
+        self.size = self.struct.size
+        self._make = make
+
+    def unpack_from(self, data: Buffer, offset: int = 0) -> _Row:
+        """The row at ``offset``.
+
+        Raises:
+            struct.error: ``data`` ends before the row.
+        """
+        return self._make(self.struct.unpack_from(data, offset))
+
+    def iter_unpack(self, data: Buffer) -> Iterator[_Row]:
+        """All rows of a table.
+
+        Raises:
+            struct.error: ``data`` has no whole number of rows.
+        """
+        return map(self._make, self.struct.iter_unpack(data))
+
+    def pack(self, row: _Row) -> bytes:
+        """The bytes of a row."""
+        return self.struct.pack(*row)
+
 
 ELF_MAGIC = b"\x7fELF"
 EI_CLASS, EI_DATA, EI_ABIVERSION = 4, 5, 8
@@ -83,6 +127,11 @@ class ProgramHeader(NamedTuple):
     def file_end(self) -> int:
         """File offset at which its bytes end."""
         return self.p_offset + self.p_filesz
+
+    @property
+    def protection(self) -> int:
+        """Its flags as mmap(2) has them, where 1 is for reading and 4 for executing."""
+        return (self.p_flags & PF_R) >> 2 | self.p_flags & PF_W | (self.p_flags & PF_X) << 2
 
 
 class SectionHeader(NamedTuple):

@@ -27,11 +27,9 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import NamedTuple
 
 from pytest_negativa.arch import ElementKind, SmArch
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.rows import RowLayout
 from pytest_negativa.gpucode.source import Readable
 from pytest_negativa.models.library import Compression, Element, Region
 from pytest_negativa.models.spans import Span
@@ -40,28 +38,10 @@ _MAGIC_NUMBER = 0xBA55ED50
 MAGIC = _MAGIC_NUMBER.to_bytes(4, "little")
 
 
-class ElementHeader(NamedTuple):
-    """The header of an element; sizes in bytes. For the layout see the module."""
-
-    kind: int
-    version: int
-    header_size: int
-    size: int
-    compressed_size: int = 0
-    options_offset: int = 0
-    minor: int = 0
-    major: int = 0
-    arch: int = 0
-    name_offset: int = 0
-    name_length: int = 0
-    flags: int = 0
-    seed: int = 0
-    uncompressed_size: int = 0
-
-
 # Magic, version, header size, and size of the elements.
 REGION_HEADER = struct.Struct("<IHHQ")
-ELEMENT_HEADER = RowLayout("<HHIQIIHHIIIQQQ", ElementHeader._make)
+ELEMENT_HEADER = struct.Struct("<HHIQIIHHIIIQQQ")
+"""The fields from ``kind`` to ``uncompressed_size``, see the module."""
 
 REGION_SIZE_OFFSET = 0x08
 """Of the field ``size`` in a region header."""
@@ -97,29 +77,23 @@ _KINDS = {
     8: ElementKind.LTO_IR,
     128: ElementKind.TILE_IR,
 }
-_FLAG_64_BIT = 0x1
-_FLAG_DEBUG = 0x2
-# Set by every toolkit up to CUDA 10.0, and by today's "fatbinary --cuda": the code is no OpenCL.
-_FLAG_CUDA = 0x4
-_FLAG_LINUX = 0x10
 _FLAG_LZ4 = 0x2000
 _FLAG_ZSTD = 0x8000
-_FLAG_SCRAMBLED = 0x10000  # LTO-IR that nvcc compresses; the header has a seed
 _FLAG_ARCH_SPECIFIC = 0x100000
 _FLAG_FAMILY_SPECIFIC = 0x200000
-# Set for sm_100 and later. Its meaning is not known; the driver's choice is the same without it.
-_FLAG_BLACKWELL = 0x1000000
 _KNOWN_FLAGS = (
-    _FLAG_64_BIT
-    | _FLAG_DEBUG
-    | _FLAG_CUDA
-    | _FLAG_LINUX
+    0x1  # 64 bit
+    | 0x2  # debug
+    # Set by every toolkit up to CUDA 10.0, and by today's "fatbinary --cuda": it is no OpenCL.
+    | 0x4
+    | 0x10  # Linux
     | _FLAG_LZ4
     | _FLAG_ZSTD
-    | _FLAG_SCRAMBLED
+    | 0x10000  # scrambled LTO-IR, which nvcc compresses; the header has a seed
     | _FLAG_ARCH_SPECIFIC
     | _FLAG_FAMILY_SPECIFIC
-    | _FLAG_BLACKWELL
+    # Set for sm_100 and later. Its meaning is not known; the driver chooses alike without it.
+    | 0x1000000
 )
 
 
@@ -217,7 +191,7 @@ def _parse_element(source: Readable, offset: int, end: int, region: int) -> Elem
         flags,
         _seed,
         uncompressed_size,
-    ) = ELEMENT_HEADER.struct.unpack(source.read(offset, ELEMENT_HEADER.size))
+    ) = ELEMENT_HEADER.unpack(source.read(offset, ELEMENT_HEADER.size))
     if version != ELEMENT_VERSION:
         raise RegionFault(
             offset + 2, f"element header version {version:#x}, expected {ELEMENT_VERSION:#x}"

@@ -226,7 +226,9 @@ def _read_by_workers(
     workers: Workers,
 ) -> Iterator[MappedLibrary]:
     batches = tuple(_batches(files, known))
-    map_batch = partial(_map_batch, _release(workers), request, cache)
+    # Remote workers must have this release; local ones run it.
+    wanted = release() if workers.are_remote else None
+    map_batch = partial(_map_batch, wanted, request, cache)
     for batch, answers in run_tasks(workers, map_batch, batches, len(batches)):
         if isinstance(answers, Lost):
             for where in batch:
@@ -235,40 +237,17 @@ def _read_by_workers(
             continue
         for where, (mapped, encoded, problem) in zip(batch, answers, strict=True):
             if problem is not None:
-                mapped = _read_here(where, files.seen[where], problem, request, cache)
+                is_same = _stamp_at(where) == files.seen[where]
+                mapped = _map(where, request, cache)
+                # Else the file is damaged, or changed since the task began.
+                if is_same and mapped.error is None:
+                    raise WorkerError(
+                        f"{mapped.path}: {problem}; share the folder, so that all workers have the "
+                        "same files at the same paths"
+                    )
             elif encoded is not None:
                 mapped = mapped._replace(library_map=decode_map(encoded, str(mapped.path)))
             yield mapped
-
-
-def _read_here(
-    where: Path | Member,
-    seen: Stamp | None,
-    problem: str,
-    request: MapRequest,
-    cache: MapCache | None,
-) -> MappedLibrary:
-    """The result of a file that a worker does not find, if that is not the worker's fault.
-
-    Raises:
-        WorkerError: this machine can read the file.
-    """
-    if _stamp_at(where) != seen:
-        # It changed since the task began.
-        return _map(where, request, cache)
-    try:
-        open_source(where).close()
-    except NegativaError as e:
-        return MappedLibrary(_path_of(where), error=e)
-    raise WorkerError(
-        f"{_path_of(where)}: {problem}; share the folder, so that all workers have the same files "
-        "at the same paths"
-    )
-
-
-def _release(workers: Workers) -> str | None:
-    """The release that remote workers must have; local ones run this one."""
-    return release() if workers.are_remote else None
 
 
 _Batch = dict[Path | Member, tuple["_Tables | None", Stamp | None]]
@@ -297,10 +276,17 @@ class _Tables(NamedTuple):
 
     stamp: Stamp
     host: HostElf
-    key: str | None
+    key: str | None  # None of slimmed libraries, too: little is left to read
 
     @classmethod
-    def read(cls, source: ByteSource, request: MapRequest, cache: MapCache | None) -> _Tables:
+    def read(
+        cls, path: Path, source: ByteSource, request: MapRequest, cache: MapCache | None
+    ) -> _Tables:
+        try:
+            source.path.encode()  # JSON holds it.
+        except UnicodeEncodeError:
+            shown = os.fsencode(path).decode(errors="backslashreplace")
+            raise FormatError(shown, None, "not read: the path is not UTF-8; rename it") from None
         host = read_tables(source) if request.any_file else read_host_elf(source)
         key = None
         if cache is not None and source.size >= _MIN_CACHED_SIZE and host.marker is None:
@@ -316,8 +302,7 @@ def _look_up_alone(
         return None
     try:
         with ByteSource(path) as source:
-            _check_name(path, source.path)
-            tables = _Tables.read(source, request, cache)
+            tables = _Tables.read(path, source, request, cache)
             return _look_up(path, source, tables.key, request, cache) or tables
     except NegativaError as e:
         return MappedLibrary(path, error=e)
@@ -344,15 +329,6 @@ def _look_up(
         library_map=library_map if request.with_map else None,
         cached=True,
     )
-
-
-def _check_name(path: Path, real: str) -> None:
-    """Refuse a path that is not UTF-8, since JSON can't hold it."""
-    try:
-        real.encode()
-    except UnicodeEncodeError:
-        shown = os.fsencode(path).decode(errors="backslashreplace")
-        raise FormatError(shown, None, "not read: the path is not UTF-8; rename it") from None
 
 
 def _at_file(library_map: LibraryMap, path: str, mtime_ns: int) -> LibraryMap:
@@ -392,54 +368,30 @@ def map_source(
         known: its tables, if they were read before.
     """
     try:
-        _check_name(path, source.path)
         if known is None or known.stamp != source.stamp:
-            known = _Tables.read(source, request, cache)
-        if known.host.marker is not None:
-            return _read_slimmed(path, source, known.host, request)
-        return _look_up(path, source, known.key, request, cache) or _read(
-            path, source, known, request, cache
-        )
+            known = _Tables.read(path, source, request, cache)
+        if found := _look_up(path, source, known.key, request, cache):
+            return found
+        host, removed = known.host, None
+        if host.marker is None:
+            library_map = map_library(source, host, request.scope)
+        else:
+            library_map, removed = map_slimmed(source, host, request.left_scope or request.scope)
+            if not request.slimmed and (library_map.sections or library_map.problems):
+                raise FormatError(path, None, SLIMMED)
+        if library_map.sections and request.wants_digest(source.size):
+            sha256 = source.sha256()
+            # If it changed while it was read, the digest may be of another file than the map.
+            library = replace(library_map.library, sha256=sha256 if source.is_unchanged() else None)
+            library_map = replace(library_map, library=library)
+        summary = summarize(library_map, request.devices)
+        # Not if it changed while it was read: the map may be of neither file.
+        if cache is not None and known.key is not None and source.is_unchanged():
+            with_digest = request.wants_digest(source.size)
+            cache.save(known.key, library_map, summary, with_digest=with_digest)
+        return MappedLibrary(path, summary, library_map if request.with_map else None, removed)
     except NegativaError as e:
         return MappedLibrary(path, error=e)
-
-
-def _read(
-    path: Path,
-    source: ByteSource,
-    tables: _Tables,
-    request: MapRequest,
-    cache: MapCache | None,
-) -> MappedLibrary:
-    library_map = _with_digest(map_library(source, tables.host, request.scope), source, request)
-    summary = summarize(library_map, request.devices)
-    # Not if it changed while it was read: the map may be of neither file.
-    if cache is not None and tables.key is not None and source.is_unchanged():
-        with_digest = request.wants_digest(source.size)
-        cache.save(tables.key, library_map, summary, with_digest=with_digest)
-    return MappedLibrary(path, summary, library_map if request.with_map else None)
-
-
-def _with_digest(library_map: LibraryMap, source: ByteSource, request: MapRequest) -> LibraryMap:
-    """The map with the digest of a library that has GPU code, if the request asks for it."""
-    if not request.wants_digest(source.size) or not library_map.sections:
-        return library_map
-    sha256 = source.sha256()
-    # If it changed while it was read, the digest may be of another file than the map.
-    found = sha256 if source.is_unchanged() else None
-    return replace(library_map, library=replace(library_map.library, sha256=found))
-
-
-def _read_slimmed(
-    path: Path, source: ByteSource, host: HostElf, request: MapRequest
-) -> MappedLibrary:
-    """Read a slimmed library. It is never cached: little is left to read."""
-    library_map, removed = map_slimmed(source, host, request.left_scope or request.scope)
-    if not request.slimmed and (library_map.sections or library_map.problems):
-        raise FormatError(path, None, SLIMMED)
-    library_map = _with_digest(library_map, source, request)
-    summary = summarize(library_map, request.devices)
-    return MappedLibrary(path, summary, library_map if request.with_map else None, removed)
 
 
 def _map_batch(
@@ -450,10 +402,10 @@ def _map_batch(
     JSON crosses to the parent faster than pickled records.
 
     Args:
-        wanted: see ``_release``; None in a process of the command's own.
+        wanted: the release that a remote worker must have; None in a process of the command's own.
     """
     if wanted is not None:
-        require_release(wanted)
+        require_release(this_worker(), release(), wanted)
     # Maps are trees of a hundred thousand records without cycles: nothing to collect.
     gc.disable()
     answers: list[tuple[MappedLibrary, bytes | None, str | None]] = []

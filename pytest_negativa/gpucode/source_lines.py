@@ -25,7 +25,7 @@ from elftools.common.utils import struct_parse
 from elftools.dwarf.structs import DWARFStructs
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.cubin import is_cubin_header, section_bytes, section_headers
+from pytest_negativa.gpucode.cubin import section_at, section_bytes, section_headers
 from pytest_negativa.gpucode.elf_tables import (
     EHDR,
     REL,
@@ -108,13 +108,11 @@ def iter_function_lines(data: bytes) -> Iterator[tuple[str, SourceLine]]:
     Raises:
         PayloadError: its tables leave the cubin.
     """
-    if not is_cubin_header(data) or len(data) < EHDR.size:
-        raise PayloadError(f"not a cubin: starts with {data[:20].hex()}")
     if _DEBUG_LINE not in data:
         return  # as most cubins; their tables may have 100,000 sections
     sections = section_headers(data)
     shstrndx = EHDR.unpack_from(data).e_shstrndx
-    names = _content(data, sections, shstrndx)
+    names = section_at(data, sections, shstrndx, "section names")
     for index, section in enumerate(sections):
         if string_at(names, section.sh_name) != _DEBUG_LINE:
             continue
@@ -132,20 +130,14 @@ def iter_function_lines(data: bytes) -> Iterator[tuple[str, SourceLine]]:
                             yield name.decode("ascii", "backslashreplace"), line
 
 
-def _content(data: bytes, sections: list[SectionHeader], index: int) -> bytes:
-    if index >= len(sections):
-        raise PayloadError(f"cubin: no section {index}")
-    return section_bytes(data, sections[index], "a table")
-
-
 def _iter_relocations(
     data: bytes, sections: list[SectionHeader], table: SectionHeader, section_names: bytes
 ) -> Iterator[tuple[int, bytes]]:
     """The places in the line program that hold an address, with the name of the function."""
     layout = _RELOCATIONS[table.sh_type]
     rows = section_bytes(data, table, "relocations")
-    symbols = _content(data, sections, table.sh_link)
-    strings = _content(data, sections, sections[table.sh_link].sh_link)
+    symbols = section_at(data, sections, table.sh_link, "symbols")
+    strings = section_at(data, sections, sections[table.sh_link].sh_link, "symbol names")
     for row in layout.iter_unpack(rows[: len(rows) // layout.size * layout.size]):
         if (row.symbol + 1) * SYM.size > len(symbols):
             continue

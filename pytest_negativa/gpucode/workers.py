@@ -30,7 +30,6 @@ Warn = Callable[[str], None]
 # How many tasks are handed out at a time: their results wait in memory.
 _MOST_PENDING = 256
 _NAME = "pytest-negativa"
-_INSTALL = "pip install 'pytest-negativa[dask]'"
 _SCHEMES = {"dask": "tcp", "dask+tls": "tls"}
 # Parameters of mallopt(3) and what they get, in bytes. Most code unpacks to less than 32 MiB, which
 # is the most that glibc allows.
@@ -186,7 +185,7 @@ class DaskCluster:
         if scheme not in _SCHEMES or not host or not port.isdecimal():
             raise OptionError(f"{url}: expected dask://HOST:PORT or dask+tls://HOST:PORT")
         if importlib.util.find_spec("distributed") is None:
-            raise OptionError(f"{url} needs dask.distributed: {_INSTALL}")
+            raise OptionError(f"{url} needs dask.distributed: pip install 'pytest-negativa[dask]'")
         self._url = url
         self._address = f"{_SCHEMES[scheme]}://{place}"
         self._warn = warn
@@ -222,7 +221,7 @@ class DaskCluster:
             # A function of Python's: a worker that can't import ours would end.
             found = self._client.run(version, _NAME, on_error="return")
             for worker, there in found.items():
-                _require_same(f"worker {worker}", there)
+                require_release(f"worker {worker}", there, release())
             if not found:
                 self._warn(f"{self._url}: no worker yet; waiting for the first")
         return self._client
@@ -317,20 +316,19 @@ def release() -> str:
     return version(_NAME)
 
 
-def _require_same(worker: str, there: object, wanted: str | None = None) -> None:
-    wanted = wanted or release()
+def require_release(worker: str, there: object, wanted: str) -> None:
+    """Refuse a worker with another release of this package, which could read files differently.
+
+    Args:
+        worker: its name, for people.
+        there: the release that it has, or the error of asking for it.
+        wanted: the release that it must have.
+
+    Raises:
+        WorkerError: it has another one, or none.
+    """
     if there != wanted:
         found = f"has pytest-negativa {there}" if isinstance(there, str) else f"has none ({there})"
         raise WorkerError(
             f"{worker} {found}; install pytest-negativa {wanted}, as on the machine of the command"
         )
-
-
-def require_release(wanted: str) -> None:
-    """Refuse a task of another release of this package, which could read files differently.
-
-    Raises:
-        WorkerError: it is of another one.
-    """
-    if wanted != release():
-        _require_same(this_worker(), release(), wanted)

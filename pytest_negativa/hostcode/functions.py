@@ -1,16 +1,20 @@
-"""Functions of a library: by its unwind tables, which stripped files have, too, and by name."""
+"""Functions of a library: by its unwind tables, which stripped files have, too, and by name.
+
+A ``HostUsage`` becomes the rows of a report: bytes, pages and functions by library.
+"""
 
 from __future__ import annotations
 
 import array
 import bisect
+import contextlib
+import os
 import struct
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf import HostElf
+from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.elf_tables import (
     EHDR,
     SHDR,
@@ -22,12 +26,19 @@ from pytest_negativa.gpucode.elf_tables import (
     SectionHeader,
 )
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.hostcode import (
+    HOST_REPORT_VERSION,
+    HostLibrary,
+    HostReport,
+    HostRow,
+    HostUsage,
+)
+from pytest_negativa.models.spans import minus
 
-# Encodings of .eh_frame_hdr, see the Linux Standard Base 5.0, 10.6.2: version, encoding of the
-# pointer, of the count, of the table. Linkers write no other. The table is sorted.
-_VERSION = 1
-_PCREL_SDATA4, _UDATA4, _DATAREL_SDATA4 = 0x1B, 0x03, 0x3B
-_HEAD = struct.Struct("<4B")
+# Begins .eh_frame_hdr, see the Linux Standard Base 5.0, 10.6.2: version 1, and the encodings of
+# the pointer (pcrel, sdata4), of the count (udata4) and of the table (datarel, sdata4). Linkers
+# write no other. The table is sorted.
+_HEAD = b"\x01\x1b\x03\x3b"
 _PAIR = 8
 
 
@@ -68,13 +79,7 @@ def function_starts(source: ByteSource, elf: HostElf) -> FunctionStarts | None:
     if section is None or section.size < 12:
         return None
     data = source.read(section.offset, section.size)
-    version, pointer, count_encoding, table = _HEAD.unpack_from(data)
-    if (version, pointer, count_encoding, table) != (
-        _VERSION,
-        _PCREL_SDATA4,
-        _UDATA4,
-        _DATAREL_SDATA4,
-    ):
+    if not data.startswith(_HEAD):
         return None
     (count,) = struct.unpack_from("<I", data, 8)
     if 12 + count * _PAIR > len(data):
@@ -85,8 +90,6 @@ def function_starts(source: ByteSource, elf: HostElf) -> FunctionStarts | None:
         )
     pairs = array.array("i")
     pairs.frombytes(memoryview(data)[12 : 12 + count * _PAIR])
-    if sys.byteorder == "big":
-        pairs.byteswap()
     # Not made into a list of addresses: there are a million, and few are looked at.
     return FunctionStarts(section.vaddr, pairs[::2])
 
@@ -147,8 +150,7 @@ def _functions(
 ) -> Iterator[tuple[int, tuple[int, bytes]]] | None:
     """The functions of the first table of one of these kinds."""
     head = EHDR.unpack_from(source.read(0, EHDR.size))
-    table = source.read(head.e_shoff, head.e_shnum * SHDR.size)
-    sections = [SHDR.unpack_from(table, at) for at in range(0, len(table), SHDR.size)]
+    sections = [*SHDR.iter_unpack(source.read(head.e_shoff, head.e_shnum * SHDR.size))]
     for kind in kinds:
         for section in sections:
             if section.sh_type == kind and section.sh_link < len(sections):
@@ -166,3 +168,55 @@ def _symbols(
     for name, info, _, section_index, value, size in SYM.struct.iter_unpack(rows[:whole]):
         if info & 15 == STT_FUNC and section_index != SHN_UNDEF and size:
             yield value, (size, names[name : names.find(b"\0", name)])
+
+
+def summarize(usage: HostUsage) -> HostReport:
+    """Rows and totals; functions are counted if the library is still where it was."""
+    rows = map(_row, usage.libraries)
+    return HostReport(
+        format_version=HOST_REPORT_VERSION,
+        run_ids=usage.run_ids,
+        processors=tuple(dict.fromkeys(processor.model for processor in usage.processors)),
+        processes=sum(usage.processes.values()),
+        libraries=tuple(sorted(rows, key=lambda row: (row.touched - row.watched, row.path))),
+        incomplete=usage.incomplete,
+        failed=usage.failed,
+        chosen=usage.chosen,
+    )
+
+
+def _row(library: HostLibrary) -> HostRow:
+    known = None if library.unwatched else touched_functions(library)
+    return HostRow(
+        path=library.paths[0],
+        size=library.size,
+        watched=library.watched_bytes,
+        touched=library.touched_bytes,
+        functions=known and len(known[0]),
+        touched_functions=known and sum(map(len, known[1])),
+        unwatched=library.unwatched,
+    )
+
+
+def touched_functions(library: HostLibrary) -> tuple[FunctionStarts, list[range]] | None:
+    """The functions, and the numbers of those on touched pages; None if they are not known."""
+    path = next(filter(os.path.exists, library.paths), library.paths[0])
+    with contextlib.suppress(FormatError), ByteSource(path) as source:
+        elf = read_host_elf(source)
+        is_traced = (source.size, elf.build_id) == (library.size, library.build_id)
+        starts = function_starts(source, elf) if is_traced else None
+        if starts is not None:
+            ranges = unwatched_or_touched(elf, library)
+            return starts, [*functions_within(starts, ranges)]
+    return None
+
+
+def unwatched_or_touched(elf: HostElf, library: HostLibrary) -> list[tuple[int, int]]:
+    """Addresses of code that may have run: touched, or on pages that are not watched."""
+    untouched = tuple(minus(library.watched, library.touched))
+    code = [section for section in elf.sections if section.executable]
+    return sorted(
+        (section.vaddr + start - section.offset, section.vaddr + end - section.offset)
+        for section in code
+        for start, end in minus([(section.offset, section.offset + section.size)], untouched)
+    )

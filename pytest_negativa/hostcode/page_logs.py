@@ -43,6 +43,7 @@ import itertools
 import os
 import re
 import struct
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,7 @@ from pathlib import Path
 from pytest_negativa.errors import NegativaError, StoreError, refusing
 from pytest_negativa.models.hostcode import FileKey
 from pytest_negativa.models.spans import PAGE_SIZE
+from pytest_negativa.models.spans import size as size_of
 from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
@@ -174,7 +176,7 @@ def _read_log(path: Path) -> LoggedProcess | None:
 
 def _parse(data: bytes) -> LoggedProcess | None:
     process: LoggedProcess | None = None
-    libraries: list[tuple[int, LoggedLibrary]] = []
+    libraries: defaultdict[int, list[LoggedLibrary]] = defaultdict(list)
     misses: list[Misses] = []
     if len(data) % _CHUNK:
         raise ValueError("a part of a chunk: somebody truncated it")
@@ -189,15 +191,16 @@ def _parse(data: bytes) -> LoggedProcess | None:
             process = LoggedProcess(inode, path, time_ns, ())
         elif kind in (_LIBRARY, _GPU_CODE, _CONSTANTS):
             ranges = _parse_ranges(data, ranges_at, count)
-            if bits * 8 + _count_pages(ranges) > record_size * 8:
+            if bits * 8 + size_of(ranges) // PAGE_SIZE > record_size * 8:
                 raise ValueError("the record can't hold the bits of its ranges")
-            library = LoggedLibrary(
-                file=FileKey(path, os.makedev(major, minor), inode, size, time_ns),
-                watched=flags == 0 if kind == _CONSTANTS else not flags & _UNWATCHED,
-                ranges=ranges,
-                pages=tuple(_iter_pages(ranges, data[at + bits : at + record_size])),
+            libraries[kind].append(
+                LoggedLibrary(
+                    file=FileKey(path, os.makedev(major, minor), inode, size, time_ns),
+                    watched=flags == 0 if kind == _CONSTANTS else not flags & _UNWATCHED,
+                    ranges=ranges,
+                    pages=tuple(_iter_pages(ranges, data[at + bits : at + record_size])),
+                )
             )
-            libraries.append((kind, library))
         elif kind == _HOLES:
             ranges = _parse_ranges(data, ranges_at, count)
             original = data[path_at + length : path_at + length + _DIGEST]
@@ -212,10 +215,10 @@ def _parse(data: bytes) -> LoggedProcess | None:
         return None
     return dataclasses.replace(
         process,
-        libraries=tuple(library for kind, library in libraries if kind == _LIBRARY),
+        libraries=tuple(libraries[_LIBRARY]),
         misses=tuple(misses),
-        gpu_code=tuple(library for kind, library in libraries if kind == _GPU_CODE),
-        constants=tuple(library for kind, library in libraries if kind == _CONSTANTS),
+        gpu_code=tuple(libraries[_GPU_CODE]),
+        constants=tuple(libraries[_CONSTANTS]),
     )
 
 
@@ -226,13 +229,9 @@ def _parse_ranges(data: bytes, at: int, count: int) -> tuple[tuple[int, int], ..
     return ranges
 
 
-def _count_pages(ranges: Iterable[tuple[int, int]]) -> int:
-    return sum(end - start for start, end in ranges) // PAGE_SIZE
-
-
 def _parse_holes(ranges: Sequence[tuple[int, int]], data: bytes) -> Iterator[tuple[int, Miss]]:
     """The pages that came back, by their number."""
-    count = _count_pages(ranges)
+    count = size_of(ranges) // PAGE_SIZE
     words_at = -(-count // 64) * 8
     if words_at + 2 * count > len(data):
         raise ValueError("the record can't hold the pages of its holes")
@@ -283,7 +282,13 @@ def _encode_holes(misses: Misses) -> bytes:
     ranges, name = misses.ranges(), os.fsencode(misses.name)
     text = _aligned(name + misses.original)
     bits = _aligned(((1 << len(misses.pages)) - 1).to_bytes(-(-len(misses.pages) // 8), "little"))
-    words = array.array("H", map(_encode_miss, misses.pages.values()))
+    words = array.array(
+        "H",
+        (
+            miss.first % PAGE_SIZE | miss.fetched * _FETCHED | bool(miss.times) * _SEEN
+            for miss in misses.pages.values()
+        ),
+    )
     offset = _RECORD.size + len(ranges) * _RANGE.size + len(text)
     body = text + bits + _aligned(words.tobytes())
     size = offset - len(text) + len(body)
@@ -291,10 +296,6 @@ def _encode_holes(misses: Misses) -> bytes:
         size, _HOLES, 0, 0, 0, len(ranges), 0, misses.original_size, 0, len(name), offset
     )
     return head + b"".join(_RANGE.pack(*one) for one in ranges) + body
-
-
-def _encode_miss(miss: Miss) -> int:
-    return miss.first % PAGE_SIZE | miss.fetched * _FETCHED | bool(miss.times) * _SEEN
 
 
 def _aligned(data: bytes) -> bytes:

@@ -3,20 +3,174 @@
 An image that was loaded from a file is the region that starts at the same file offset, so kernel
 names need no guessing. An image that was found in memory alone was unpacked by the library itself
 (cublasLt), or compiled at run time. Its hash tells which frame it is, if any.
+
+A library is known by its SHA-256, under any path that a process had it at. A file that is gone was
+hashed only if it was still there when a run ended. Otherwise its size and build id stand in for the
+digest. A path and a modification time say nothing: two libraries may share them, and a copy or a
+new installation has others.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from pytest_negativa.models.library import Cubin, LibraryMap
 from pytest_negativa.models.located import LocatedLibrary, UseMark, earliest
+from pytest_negativa.models.spans import Span, intersection, union
 from pytest_negativa.models.trace import (
     ImageUse,
     LibraryUsage,
+    Role,
+    TracedLibrary,
     Usage,
 )
+
+_ONLY_SAMPLED = (
+    "only samples of processes outside of tests used it; combine them with a run of the tests"
+)
+
+
+class Content(NamedTuple):
+    """The uses of a library's content in a run.
+
+    Attributes:
+        usage: the uses of it, under any path. An offset may have several images.
+        changed: why more of it may have been used, in words; None if that is all.
+        lack: why others may use more of it; None if all was traced.
+    """
+
+    usage: LibraryUsage
+    changed: str | None
+    lack: str | None
+
+
+class Contents:
+    """The files of a run, and the libraries that lie at their paths now."""
+
+    def __init__(self, usage: Usage) -> None:
+        self._usage = usage
+        self._by_path: defaultdict[str, list[LibraryUsage]] = defaultdict(list)
+        self._by_size: defaultdict[int | None, list[LibraryUsage]] = defaultdict(list)
+        for used in usage.libraries:
+            self._by_path[used.library.path].append(used)
+            self._by_size[used.library.size].append(used)
+        self._present: dict[str, TracedLibrary] = {}
+        self._samples = {
+            number
+            for number, process in enumerate(usage.processes)
+            if process.header.role is Role.SAMPLE
+        }
+
+    def add(self, library: TracedLibrary) -> None:
+        """Note what lies at a path now, with its digest."""
+        self._present[library.path] = library
+
+    def is_alone(self, library: TracedLibrary) -> bool:
+        """Whether no other file of the run can have the content of this one."""
+        return all(used.library.path == library.path for used in self._by_size[library.size])
+
+    def of(self, library: TracedLibrary) -> Content:
+        """The uses of a library, and whether these are all.
+
+        Args:
+            library: one that was added. Any other that shares its size was added, too.
+        """
+        found = [
+            (used, self._is_same(used.library, library)) for used in self._by_size[library.size]
+        ]
+        same = [used for used, is_same in found if is_same]
+        unknown = [used for used, is_same in found if is_same is None]
+        # What they used outside of their traces may be of this library.
+        processes = {p for used in (*same, *unknown, *self._by_size[None]) for p in used.processes}
+        untouched: Iterable[Span] = () if unknown or not same else same[0].untouched
+        for used in same[1:]:
+            untouched = intersection(untouched, used.untouched)
+        usage = LibraryUsage(
+            library=library,
+            images=tuple(image for used in same for image in used.images),
+            processes=tuple(sorted(processes)),
+            touched=union(page for used in same for page in used.touched),
+            untouched=tuple(untouched),
+        )
+        paths = {library.path: None, **{used.library.path: None for used in same}}
+        why = (
+            *self._others_at(paths, library),
+            *(
+                f"{used.library.path} was written or removed since GPU code was loaded from it, so "
+                "whether it was this library is unknown"
+                for used in unknown
+                if used.images
+            ),
+        )
+        return Content(usage, next(iter(why), None), self._why_only_sampled(same))
+
+    def usage(self) -> Usage:
+        """The usage, with the digests of the files that did not change since they were mapped."""
+        return replace(
+            self._usage,
+            libraries=tuple(
+                replace(used, library=self._with_digest(used.library))
+                for used in self._usage.libraries
+            ),
+        )
+
+    def _why_only_sampled(self, same: Iterable[LibraryUsage]) -> str | None:
+        """The reason against a library that no process of a whole run had loaded."""
+        numbers = {number for used in same for number in used.processes}
+        return _ONLY_SAMPLED if numbers and numbers <= self._samples else None
+
+    def _with_digest(self, traced: TracedLibrary) -> TracedLibrary:
+        present = self._present.get(traced.path)
+        if traced.sha256 is None and present is not None and present.state == traced.state:
+            return replace(traced, sha256=present.sha256)
+        return traced
+
+    def _is_same(self, traced: TracedLibrary, library: TracedLibrary) -> bool | None:
+        """Whether a file of the run had the content of a library; None if it isn't known."""
+        traced = self._with_digest(traced)
+        if traced.sha256 is not None and library.sha256 is not None:
+            return traced.sha256 == library.sha256
+        if traced.size is None:
+            return None
+        if (traced.size, traced.build_id) != (library.size, library.build_id):
+            return False
+        if traced.build_id is None or _was_written_in_place(traced, library):
+            return None
+        return True
+
+    def _others_at(self, paths: Iterable[str], library: TracedLibrary) -> Iterator[str]:
+        """Say if a path of a library has, or had, another content."""
+        for path in paths:
+            others = [used.library for used in self._by_path[path] if used.library.size is not None]
+            if path in self._present:
+                others.append(self._present[path])
+            for other in others:
+                if self._is_same(other, library) is False:
+                    yield (
+                        f"two libraries were at {path}: {_describe(self._with_digest(other))}, "
+                        f"and {_describe(library)}"
+                    )
+
+
+def _describe(library: TracedLibrary) -> str:
+    known = {"build id": library.build_id, "SHA-256": library.sha256}
+    return " ".join(
+        (f"{library.size:,} bytes", *(f"{name} {value}" for name, value in known.items() if value))
+    )
+
+
+def _was_written_in_place(traced: TracedLibrary, library: TracedLibrary) -> bool:
+    """Whether the file that a process had mapped was written to; a renamed one takes its place."""
+    return (
+        traced.path == library.path
+        and traced.inode is not None
+        and (traced.device, traced.inode) == (library.device, library.inode)
+        and traced.mtime_ns != library.mtime_ns
+    )
 
 
 def locate_library(
@@ -29,7 +183,7 @@ def locate_library(
 
     Args:
         library_map: of the library.
-        library_usage: the uses of its content, see ``planning.contents``.
+        library_usage: the uses of its content, see ``Contents``.
         usage: of the run.
         changed: see ``LocatedLibrary``.
     """

@@ -44,11 +44,9 @@ from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary, Verdict
 from pytest_negativa.planning.reachable import reach
 
 _SPAN = struct.Struct("<QQ")
-_COMPACTED = "compacted"
 _SPARED = "not proved: it was still there when the tests ran"
-_PLANNED_ANEW = "planned anew since it was proved: prove it again"
-_NOT_VERIFIED = "not verified"
 _ALL_SPARED = "nothing that is unused was taken out of the copy that was proved"
+_PLANNED_ANEW = "planned anew since it was proved: prove it again"
 
 
 def make_lock(
@@ -95,7 +93,13 @@ def make_lock(
             left_out += () if one.plan.is_files else (row,)
             spared[one.plan.library.sha256] = row.path
     left_out += [
-        _left_out_too(row, spared[row.sha256])
+        LeftOut(
+            path=row.path,
+            distribution=row.distribution,
+            version=row.version,
+            soname=row.soname,
+            reason=f"{spared[row.sha256]} has the same bytes, and is left out",
+        )
         for row in locked
         if row.sha256 in spared and row.sha256 not in of_files
     ]
@@ -227,16 +231,6 @@ def needs_content(locked: LockedLibrary) -> bool:
     return any(code.functions is not None for code in locked.kept)
 
 
-def _left_out_too(library: LockedLibrary, spared: str) -> LeftOut:
-    return LeftOut(
-        path=library.path,
-        distribution=library.distribution,
-        version=library.version,
-        soname=library.soname,
-        reason=f"{spared} has the same bytes, and is left out",
-    )
-
-
 def _reasons(verdict: Verdict | None) -> tuple[str, ...]:
     if verdict is not None and verdict.proved:
         return ()
@@ -256,14 +250,14 @@ def _doubt(plan: LibraryPlan, verdict: Verdict | None) -> str | None:
     """The reason that a library's plan is not proved; None if it is."""
     row = None if verdict is None else verdict.row_of(plan.library.path)
     if verdict is None or row is None:
-        return _NOT_VERIFIED
+        return "not verified"
     if row.status is not LibraryStatus.PROVED:
         return f"{row.status.value}: {row.detail}" if row.detail else row.status.value
     if row.sha256 != plan.library.sha256:
         return "another file than the one that was proved: trace and prove again"
     # Of a compacted copy, what isn't gone may have been left for a reason. Files have no copy. Runs
     # that are united have no copy in common.
-    if not (verdict.copies == _COMPACTED or plan.is_files or verdict.parts) and not all(
+    if not (verdict.copies == "compacted" or plan.is_files or verdict.parts) and not all(
         d.kept or not d.size or covers(row.spans, d.start, d.end) for d in plan.decisions
     ):
         return _PLANNED_ANEW

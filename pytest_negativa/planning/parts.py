@@ -116,7 +116,8 @@ def _unite_rows(
     plan = one.plan
     rows, detail = [], None
     for part in parts:
-        mine = _rows_of(part, plan)
+        known = () if part.verdict is None else part.verdict.libraries
+        mine = [row for row in known if row.sha256 == plan.library.sha256]
         rows += mine
         if not mine and _loaded(part.usage, plan):
             detail = f"{part.name} may need it, and has no proof of it"
@@ -148,11 +149,6 @@ def _unite_rows(
         spans=spans,
         trimmed=trimmed,
     )
-
-
-def _rows_of(part: VerifiedPart, plan: LibraryPlan) -> list[ProvedLibrary]:
-    libraries = () if part.verdict is None else part.verdict.libraries
-    return [row for row in libraries if row.sha256 == plan.library.sha256]
 
 
 def _loaded(usage: Usage, plan: LibraryPlan) -> bool:

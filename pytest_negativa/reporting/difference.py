@@ -8,6 +8,7 @@ from operator import attrgetter
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.plan import UnusedReason
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.snapshot import (
     Change,
     CodeChange,
@@ -18,7 +19,7 @@ from pytest_negativa.models.snapshot import (
 from pytest_negativa.planning.by_tests import split_signature
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import itemize, printable
-from pytest_negativa.reporting.units import format_bytes, format_growth, format_items
+from pytest_negativa.reporting.units import format_growth, format_items
 
 _REASONS = {UnusedReason.WRONG_ARCH.value: "for other GPUs"}
 _KERNELS: tuple[tuple[str, Callable[[KernelChanges], Sequence[str]]], ...] = (

@@ -11,14 +11,10 @@ from pytest_negativa.models.image import (
     PackageRow,
     SuiteUse,
 )
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import itemize, printable
-from pytest_negativa.reporting.units import (
-    format_bytes,
-    format_foreign,
-    format_items,
-    format_share,
-)
+from pytest_negativa.reporting.units import format_foreign, format_items, format_share
 
 
 def render_image_report(report: ImageReport, top: int) -> Iterator[str]:

@@ -12,13 +12,13 @@ from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.summary import FRAME
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import LibraryMap, Ptx, Removed
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.summary import CodeRow, LibrarySummary, LoadableCode
 from pytest_negativa.planning.snapshot import short_names
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import (
     and_more,
-    format_bytes,
     format_count,
     format_foreign,
     format_items,

@@ -14,11 +14,11 @@ from pytest_negativa.models.listing import (
     SimilarPair,
 )
 from pytest_negativa.models.report import RuntimeCode
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import (
     and_more,
-    format_bytes,
     format_count,
     format_items,
     format_names,

@@ -8,9 +8,10 @@ from pathlib import Path
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.reporting.rows import describe_trimmed, lists, sentences
 from pytest_negativa.reporting.text import escape_markdown, markdown_code
-from pytest_negativa.reporting.units import format_bytes, format_share
+from pytest_negativa.reporting.units import format_share
 
 
 def render_markdown(report: RunReport) -> str:

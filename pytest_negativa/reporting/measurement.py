@@ -12,9 +12,10 @@ from pytest_negativa.models.measurement import (
     LoadingResult,
     Measurement,
 )
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import itemize, printable
-from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.reporting.units import format_items
 
 
 def _seconds(value: float) -> str:

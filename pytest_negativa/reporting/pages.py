@@ -9,11 +9,12 @@ from pathlib import Path
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.hostcode import HostReport, HostRow
 from pytest_negativa.models.listing import CodeKind, MissedCode, MissedLibrary
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.reporting.difference import template_of
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import itemize, printable
-from pytest_negativa.reporting.units import format_bytes, format_items, format_names, format_share
+from pytest_negativa.reporting.units import format_items, format_names, format_share
 
 
 def render_host_report(report: HostReport, *, top: int) -> Iterator[str]:

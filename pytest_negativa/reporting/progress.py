@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from pytest_negativa.reporting.units import format_bytes
+from pytest_negativa.models.sizes import format_bytes
 
 
 def _to_stderr(line: str) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_negativa.models.plan import Decision, LibraryPlan
 from pytest_negativa.models.report import LibraryRow, ProofRow, ReasonRow, RunReport, TrimmedRow
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.verdict import LibraryStatus, Verdict
-from pytest_negativa.reporting.units import format_bytes, format_holders, format_items, format_share
+from pytest_negativa.reporting.units import format_holders, format_items, format_share
 
 # A library of one's own has some dozens; NVIDIA's have thousands, which "negativa kernels" lists.
 _MOST_KERNELS_NAMED = 50

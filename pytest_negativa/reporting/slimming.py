@@ -6,10 +6,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow, SlimStatus
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import format_bytes, format_items, format_share
+from pytest_negativa.reporting.units import format_items, format_share
 
 _IN_TABLE = {
     SlimStatus.SLIMMED, SlimStatus.WOULD_SLIM, SlimStatus.ALREADY, SlimStatus.UNDONE,

@@ -9,16 +9,12 @@ from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import LibraryRow, RunReport
 from pytest_negativa.models.settings import ReportFormat, Reports
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.reporting.coverage import render_coverage
 from pytest_negativa.reporting.rows import describe_trimmed, lists, sentences
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import cut_middle, itemize, printable, wrap
-from pytest_negativa.reporting.units import (
-    format_bytes,
-    format_items,
-    format_names,
-    format_share,
-)
+from pytest_negativa.reporting.units import format_items, format_names, format_share
 
 _MAX_COMPILED = 5
 

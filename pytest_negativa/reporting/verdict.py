@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.settings import Reports
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.verdict import (
     FLAKY_RULE,
     TESTS_DIFFER,
@@ -21,13 +22,7 @@ from pytest_negativa.models.verdict import (
 )
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import itemize, printable
-from pytest_negativa.reporting.units import (
-    and_more,
-    format_bytes,
-    format_items,
-    format_names,
-    format_share,
-)
+from pytest_negativa.reporting.units import and_more, format_items, format_names, format_share
 
 _MAX_TESTS = 20
 _MAX_TEXT = 160

@@ -1,34 +1,162 @@
 """Describes a new file as ranges of an old file and edits, and writes such files.
 
-A copy of the same size is one range and its edits. A compacted file has a range for each run of
-pages that stay, and patches for its new tables.
+Edits are the bytes that change while a size stays, sorted and disjoint. They are made from maps and
+plans without touching a file, and describe a library or an unpacked cubin. Those of several sources
+are merged before they are written.
+
+A copy of the same size is one range and its edits, and gets its name after it has been read back
+and compared. A compacted file has a range for each run of pages that stay, and patches for its new
+tables. The original is only read.
 """
 
 from __future__ import annotations
 
-import errno
+import hashlib
 import os
-from collections.abc import Callable, Iterator
+import stat
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
 
+from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError, refusing
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.spans import MovedSpan, around, intersection, minus
-from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch
+from pytest_negativa.models.library import LibraryIdentity
+from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.spans import MovedSpan, Span, around, intersection, minus, union
+from pytest_negativa.storage.atomic import NewFile
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """The bytes at file offsets ``[start, end)`` all become ``value`` (0 to 255)."""
+
+    start: int
+    end: int
+    value: int
+
+    def content(self, start: int, end: int) -> bytes:
+        """The new bytes at file offsets ``[start, end)``, which lie within the change."""
+        return bytes([self.value]) * (end - start)
+
+    def is_zero(self, start: int, end: int) -> bool:
+        """Whether all new bytes at ``[start, end)`` are zeros."""
+        return self.value == 0 or start == end
+
+    def moved(self, start: int, end: int, target: int) -> Fill:
+        """The part at ``[start, end)``, for another file that has it at ``target``."""
+        return Fill(target, target + end - start, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """The bytes from file offset ``start`` on become ``data``."""
+
+    start: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.data)
+
+    def content(self, start: int, end: int) -> bytes:
+        """The new bytes at file offsets ``[start, end)``, which lie within the change."""
+        return self.data[start - self.start : end - self.start]
+
+    def is_zero(self, start: int, end: int) -> bool:
+        """Whether all new bytes at ``[start, end)`` are zeros."""
+        return not any(self.content(start, end))
+
+    def moved(self, start: int, end: int, target: int) -> Patch:
+        """The part at ``[start, end)``, for another file that has it at ``target``."""
+        return Patch(target, self.content(start, end))
+
+
+Change = Fill | Patch
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """All changes of a file that keeps its size.
+
+    Raises:
+        ValueError: changes are out of order, overlap, or end behind the file.
+
+    Attributes:
+        size: bytes of the file.
+        changes: by offset; no byte is in two of them.
+    """
+
+    size: int
+    changes: tuple[Change, ...] = ()
+
+    def __post_init__(self) -> None:
+        start = end = 0
+        for change in self.changes:
+            if change.start < start:
+                raise ValueError(f"edits not in order: {change.start:#x} is too late")
+            if change.start < end:
+                raise ValueError(f"edits overlap at {change.start:#x}")
+            start, end = change.start, change.end
+        if end > self.size:
+            raise ValueError(f"an edit ends at {end:#x}, the file at {self.size:#x}")
+
+    @classmethod
+    def of(cls, size: int, changes: Iterable[Change]) -> Edits:
+        """Edits from changes in any order.
+
+        Raises:
+            ValueError: see ``Edits``.
+        """
+        return cls(size, tuple(sorted(changes, key=attrgetter("start"))))
+
+    @property
+    def fills(self) -> tuple[Fill, ...]:
+        """The changes that fill spans."""
+        return tuple(change for change in self.changes if isinstance(change, Fill))
+
+    @property
+    def filled(self) -> tuple[Span, ...]:
+        """The filled spans; neighbours are one span."""
+        return union((fill.start, fill.end) for fill in self.fills)
+
+    def overlapping(self, start: int, end: int) -> Iterator[Change]:
+        """The changes that have bytes at file offsets ``[start, end)``, by offset."""
+        at = bisect_right(self.changes, start, key=attrgetter("end"))
+        while at < len(self.changes) and self.changes[at].start < end:
+            yield self.changes[at]
+            at += 1
+
+    def applied_to(self, data: bytes, offset: int) -> bytes | bytearray:
+        """``data``, which begins at ``offset`` of the file, after the changes."""
+        data_end = offset + len(data)
+        changed: bytes | bytearray = data
+        for change in self.overlapping(offset, data_end):
+            # Most parts of a file have no change, and are not copied.
+            changed = changed if isinstance(changed, bytearray) else bytearray(data)
+            start, end = max(change.start, offset), min(change.end, data_end)
+            changed[start - offset : end - offset] = change.content(start, end)
+        return changed
+
+
+def merge_edits(first: Edits, *others: Edits) -> Edits:
+    """The edits of several sources, for one file, as one.
+
+    Raises:
+        ValueError: two change the same byte.
+    """
+    return Edits.of(first.size, (c for edits in (first, *others) for c in edits.changes))
+
 
 # Bytes. File systems that copy on write share whole blocks; see copy_file_range(2).
 _BLOCK = 4096
-# Bytes that are read or written in one go.
-_STEP = 512 << 10
+STEP = 512 << 10
+"""Bytes in one go. Buffers that fit a processor's cache take half the time."""
 # Bytes that the kernel copies between two looks at whether to stop.
 _LARGE_STEP = 16 << 20
 # Copying fewer bytes inside the kernel costs more than reading and writing them.
 _SMALL_RANGE = 64 << 10
-# The errors of file systems that can't copy between these two files, see copy_file_range(2); EBADF
-# is what some that don't know the call answer.
-_CANNOT = {
-    errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY, errno.EPERM,
-    errno.EBADF,
-}  # fmt: skip
 
 
 class StoppedError(Exception):
@@ -122,20 +250,13 @@ def write_layout(
     _Writer(layout, source, target, should_stop, copy_in_kernel).write()
 
 
+@dataclass
 class _Writer:
-    def __init__(
-        self,
-        layout: FileLayout,
-        source: ByteSource,
-        target: int,
-        should_stop: Callable[[], bool],
-        copy_in_kernel: bool,
-    ) -> None:
-        self._layout = layout
-        self._source = source
-        self._target = target
-        self._should_stop = should_stop
-        self._in_kernel = copy_in_kernel
+    _layout: FileLayout
+    _source: ByteSource
+    _target: int
+    _should_stop: Callable[[], bool]
+    _in_kernel: bool
 
     def write(self) -> None:
         edits = self._layout.edits
@@ -153,7 +274,7 @@ class _Writer:
             done = self._copy_in_kernel(start, end, target)
             start, target = start + done, target + done
         while start < end:
-            data = self._source.read(start, min(end - start, _STEP))
+            data = self._source.read(start, min(end - start, STEP))
             self._put(memoryview(data), target)
             start, target = start + len(data), target + len(data)
 
@@ -168,9 +289,8 @@ class _Writer:
                 done = os.copy_file_range(
                     self._source.fileno(), self._target, length, position, target
                 )
-            except OSError as e:
-                if e.errno not in _CANNOT:
-                    raise
+            except OSError:
+                # Not between these file systems; reading and writing report any other error.
                 self._in_kernel = False
                 break
             if done == 0:
@@ -180,8 +300,8 @@ class _Writer:
         return position - start
 
     def _fill(self, fill: Fill) -> None:
-        pattern = memoryview(fill.content(0, min(fill.end - fill.start, _STEP)))
-        for start in range(fill.start, fill.end, _STEP):
+        pattern = memoryview(fill.content(0, min(fill.end - fill.start, STEP)))
+        for start in range(fill.start, fill.end, STEP):
             self._put(pattern[: fill.end - start], start)
 
     def _put(self, data: memoryview, offset: int) -> None:
@@ -202,3 +322,151 @@ def _unfilled(layout: FileLayout, old_size: int) -> Iterator[MovedSpan]:
         filled = [(c.start - shift, c.end - shift) for c in changes if isinstance(c, Fill)]
         for span in intersection(around(minus(whole, filled), _BLOCK), whole):
             yield MovedSpan(*span, span.start + shift)
+
+
+def write_copy(
+    original: LibraryIdentity,
+    target: Path,
+    edits: Edits,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> tuple[str, FileState, FileState]:
+    """Write ``original`` with ``edits`` to ``target``, replacing what was there.
+
+    The copy has the original's permissions without setuid, setgid and the sticky bit. Its times are
+    those of the writing.
+
+    Args:
+        original: the library and the digest of its bytes.
+        target: the copy; its folder must exist.
+        edits: what differs from the original.
+        should_stop: asked before each step.
+
+    Returns:
+        The copy's SHA-256 in hex, and the states of copy and original when the copy was checked.
+
+    Raises:
+        StaleLibraryError: the original is not the file that was analyzed.
+        FormatError: the original can't be read.
+        ReconstructError: the copy can't be written or is wrong.
+        StoppedError: ``should_stop`` returned true.
+    """
+    with refusing(target, "written", ReconstructError), ByteSource(original.path) as source:
+        check_size(source, original)
+        # Taken before the file is read: a later write makes another state.
+        state = state_of(source.fileno())
+        # A link at the target is replaced; the file it leads to stays.
+        if not target.is_symlink() and target.exists() and target.samefile(source.path):
+            raise ReconstructError(f"{target}: is the original itself")
+        with NewFile(target) as new:
+            try:
+                write_layout(FileLayout.of_copy(edits), source, new.fd, should_stop)
+                sha256 = _check(source, new.path, edits, original, should_stop)
+            except FormatError as e:
+                if source.is_unchanged():
+                    raise
+                problem = "changed since it was traced: it got shorter while it was copied"
+                raise StaleLibraryError(
+                    f"{source.path} {problem}; run pytest --negativa again"
+                ) from e
+            os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
+            new.publish()
+            return sha256, state_of(new.fd), state
+
+
+def check_digest(original: LibraryIdentity) -> FileState:
+    """Hash an original, compare it with the digest that was analyzed, and return its state.
+
+    Raises:
+        StaleLibraryError: the file is not the one that was analyzed.
+        FormatError: the file can't be read.
+    """
+    with ByteSource(original.path) as source:
+        check_size(source, original)
+        state = state_of(source.fileno())
+        check_sha256(original, source.sha256())
+        return state
+
+
+def check_size(source: ByteSource, original: LibraryIdentity) -> None:
+    """Refuse an original if its size differs from the analyzed file's, or if no digest is known.
+
+    Raises:
+        StaleLibraryError: the file is another one, or nothing shows that it is the same.
+    """
+    if original.sha256 is None:
+        raise StaleLibraryError(
+            f"{original.path}: its digest isn't known, because it changed while it was read, or "
+            "an earlier release read it; run pytest --negativa again"
+        )
+    if source.size != original.size:
+        raise StaleLibraryError(
+            f"{original.path} changed since it was traced: {source.size:,} bytes, expected "
+            f"{original.size:,}; run pytest --negativa again"
+        )
+
+
+def check_sha256(original: LibraryIdentity, found: str) -> None:
+    """Refuse an original if its SHA-256 in hex differs from the analyzed file's.
+
+    Raises:
+        StaleLibraryError: the file is another one.
+    """
+    if found != original.sha256:
+        raise StaleLibraryError(
+            f"{original.path} changed since it was traced: sha256 {found}, expected "
+            f"{original.sha256}; run pytest --negativa again"
+        )
+
+
+def state_of(file: int | str | os.PathLike[str]) -> FileState:
+    """The state of a file, given its descriptor or its path.
+
+    Raises:
+        OSError: the file can't be found.
+    """
+    return FileState.of(os.stat(file))  # noqa: PTH116 (takes open files, too)
+
+
+def state_at(path: Path) -> FileState | None:
+    """The state of a file; None if there is none, or a link, which is no copy."""
+    try:
+        return None if path.is_symlink() else state_of(path)
+    except OSError:
+        return None
+
+
+def _check(
+    source: ByteSource,
+    target: Path,
+    edits: Edits,
+    original: LibraryIdentity,
+    should_stop: Callable[[], bool],
+) -> str:
+    """Compare the copy with the original, which is edited again in memory; return the digest.
+
+    One pass reads both files. The check shares only the edits with the writer.
+    """
+    of_original, of_copy = hashlib.sha256(), hashlib.sha256()
+    fault: int | None = None
+    with ByteSource(target) as copy:
+        if copy.size != edits.size:
+            raise ReconstructError(
+                f"{original.path}: its copy has {copy.size:,} bytes, not {edits.size:,}"
+            )
+        for start in range(0, copy.size, STEP):
+            if should_stop():
+                raise StoppedError
+            end = min(start + STEP, copy.size)
+            wanted, found = source.read(start, end - start), copy.read(start, end - start)
+            of_original.update(wanted)
+            of_copy.update(found)
+            if fault is None and edits.applied_to(wanted, start) != found:
+                fault = start
+    # If the files differ, a changed original is the likelier cause.
+    check_sha256(original, of_original.hexdigest())
+    if fault is not None:
+        raise ReconstructError(
+            f"{original.path}: its copy reads back wrong, in the {STEP:,} bytes from offset "
+            f"{fault:#x}; is the disk sound?"
+        )
+    return of_copy.hexdigest()

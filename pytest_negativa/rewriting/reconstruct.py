@@ -1,9 +1,10 @@
 """Fills a folder with copies of a run's libraries in which unused code is overwritten.
 
 The copy of ``/a/b.so`` is ``ROOT/a/b.so``. The folder also holds a manifest of what was written,
-and lock files. One process writes at a time; a second one waits, and then finds the copies done.
-No process writes while tests run on the copies. A copy gets its name after its check, so a reader
-without a lock sees whole copies only.
+and two lock files. Writers take the first: a second one waits, and then finds the copies done.
+Processes that run tests on the copies share the second until the tests end. A writer waits some
+seconds for it, then reports an error. A copy gets its name after its check, so a reader without a
+lock sees whole copies only.
 
 A copy is used again if it was made from the same bytes by the same edits, and neither file was
 written to since. The manifest notes size, times, inode and device of both files; no program can set
@@ -17,7 +18,9 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -40,17 +43,30 @@ from pytest_negativa.models.reconstruction import (
 from pytest_negativa.models.spans import size
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.records import CannotCompactError, CompactOptions
-from pytest_negativa.rewriting.copies import check_digest, state_at, state_of, write_copy
-from pytest_negativa.rewriting.copies_lock import PATIENCE, writing_copies
-from pytest_negativa.rewriting.edits import Edits, merge_edits
-from pytest_negativa.rewriting.layout import StoppedError
-from pytest_negativa.rewriting.overwrite import overwrite
-from pytest_negativa.rewriting.trim_kernels import trim_kernels
+from pytest_negativa.rewriting.layout import (
+    Edits,
+    StoppedError,
+    check_digest,
+    merge_edits,
+    state_at,
+    state_of,
+    write_copy,
+)
+from pytest_negativa.rewriting.plan_edits import overwrite, trim_kernels
 from pytest_negativa.storage.atomic import remove_abandoned, write_atomically
+from pytest_negativa.storage.flock import find_holders, lock, open_to_lock
 from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.system import read_regular
 
 MANIFEST_NAME = ".negativa-manifest.json"
+WRITING_NAME = ".negativa-lock"
+IN_USE_NAME = ".negativa-in-use"
+
+PATIENCE = 3.0
+"""Seconds that a writer waits for tests to end; a process that was killed takes a moment."""
+
+_PAUSE = 0.1
+_opened = partial(open_to_lock, flags=os.O_RDWR | os.O_CREAT, kind=ReconstructError)
 # Part of each recipe. A higher version makes earlier copies be written again.
 _WRITER_VERSION = 4
 
@@ -125,18 +141,28 @@ class _Reconstructor:
         done = 0
         libraries: list[ReconstructedLibrary] = []
         refused: dict[str, str] = {}
-        # An interrupt closes it at once; the garbage collector would do so later.
-        with contextlib.closing(self._make_all(wanted, jobs)) as outcomes:
-            for library, outcome in outcomes:
-                if isinstance(outcome, NegativaError):
-                    refused[library.path] = str(outcome)
-                else:
-                    if outcome != self._known[library.path]:
-                        self._save({**self._known, library.path: outcome})
-                    libraries.append(outcome)
-                done += library.size
-                if on_done is not None:
-                    on_done(done, total)
+        # Threads are enough: reading, writing and hashing release the GIL.
+        with concurrent.futures.ThreadPoolExecutor(max(1, min(jobs, len(wanted)))) as pool:
+            pending = {pool.submit(self._make, p): p.plan.library for p in wanted}
+            try:
+                for future in concurrent.futures.as_completed(pending):
+                    library = pending[future]
+                    try:
+                        made = future.result()
+                    except NegativaError as e:
+                        refused[library.path] = str(e)
+                    else:
+                        if made != self._known[library.path]:
+                            self._save({**self._known, library.path: made})
+                        libraries.append(made)
+                    done += library.size
+                    if on_done is not None:
+                        on_done(done, total)
+            finally:
+                # If interrupted, threads at work stop at their next step and leave nothing.
+                self._stop.set()
+                for future in pending:
+                    future.cancel()
         self._remove_others({library.library.path for library in libraries})
         return Reconstruction(
             format_version=RECONSTRUCTION_VERSION,
@@ -145,24 +171,6 @@ class _Reconstructor:
             libraries=tuple(sorted(libraries, key=lambda made: made.library.path)),
             refused=dict(sorted(refused.items())),
         )
-
-    def _make_all(
-        self, wanted: Sequence[AnalyzedLibrary], jobs: int
-    ) -> Generator[tuple[LibraryIdentity, ReconstructedLibrary | NegativaError], None, None]:
-        """Threads are enough: reading, writing and hashing release the GIL."""
-        with concurrent.futures.ThreadPoolExecutor(max(1, min(jobs, len(wanted)))) as pool:
-            pending = {pool.submit(self._make, p): p.plan.library for p in wanted}
-            try:
-                for future in concurrent.futures.as_completed(pending):
-                    try:
-                        yield pending[future], future.result()
-                    except NegativaError as e:
-                        yield pending[future], e
-            finally:
-                # If interrupted, threads at work stop at their next step and leave nothing.
-                self._stop.set()
-                for future in pending:
-                    future.cancel()
 
     def _make(self, planned: AnalyzedLibrary) -> ReconstructedLibrary:
         if self._stop.is_set():
@@ -305,3 +313,74 @@ def _recipe(plan: LibraryPlan, fill: int, compact: CompactOptions | None) -> str
     unused = [(d.start, d.end) for d in plan.decisions if not d.kept]
     what = (_WRITER_VERSION, plan.library.sha256, unused, plan.trimmed, fill, repr(compact))
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()
+
+
+# ---- Locks of the folder ----
+
+
+@contextlib.contextmanager
+def writing_copies(root: Path, patience: float = PATIENCE) -> Iterator[None]:
+    """Keep other writers and test runs away from a folder of copies.
+
+    Args:
+        root: the folder, which must exist.
+        patience: seconds to wait for tests that run on the copies.
+
+    Raises:
+        ReconstructError: the folder can't be locked, or tests still run on its copies.
+    """
+    with _opened(root / WRITING_NAME) as writing, _opened(root / IN_USE_NAME) as in_use:
+        _lock(root, writing)
+        give_up = time.monotonic() + patience
+        while not _lock(root, in_use, wait=False):
+            if time.monotonic() > give_up:
+                pids = ", ".join(map(str, find_holders(in_use)))
+                process = f" (process {pids})" if pids else ""
+                raise ReconstructError(
+                    f"{root}: its copies are in use by a verification{process}; wait until it "
+                    "ends, or use another folder for runs"
+                )
+            time.sleep(_PAUSE)
+        yield
+
+
+@contextlib.contextmanager
+def hold_copies(root: Path) -> Iterator[None]:
+    """Keep writers away from a folder of copies while tests run on it.
+
+    Several processes may hold the folder. The call waits for a writer at work. The holder can't
+    write there either. ``check_copies`` tells whether the files changed before the folder was held.
+
+    Args:
+        root: the folder, which must exist.
+
+    Raises:
+        ReconstructError: the folder can't be locked.
+    """
+    with _opened(root / IN_USE_NAME) as in_use:
+        _lock(root, in_use, shared=True)
+        yield
+
+
+def check_copies(reconstruction: Reconstruction) -> tuple[str, ...]:
+    """Tell which copies and originals changed since the copies were written, a sentence for each.
+
+    Ask after the tests: if a file changed, the bytes that the tests ran on are not known.
+    """
+    problems = []
+    for library in reconstruction.libraries:
+        for path, known in (
+            (library.copy, library.copy_state),
+            (library.library.path, library.original_state),
+        ):
+            found = state_at(Path(path))
+            if found is None:
+                problems.append(f"{path} was removed while the tests ran")
+            elif found != known:
+                problems.append(f"{path} changed while the tests ran")
+    return tuple(problems)
+
+
+def _lock(root: Path, file: int, *, shared: bool = False, wait: bool = True) -> bool:
+    with refusing(root, "locked", ReconstructError):
+        return lock(file, shared=shared, wait=wait)

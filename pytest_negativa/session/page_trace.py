@@ -144,8 +144,8 @@ def describe_pages(
     Raises:
         NegativaError: the trace can't be read.
     """
+    from pytest_negativa.hostcode.functions import summarize
     from pytest_negativa.hostcode.gather import gather
-    from pytest_negativa.hostcode.summary import summarize
     from pytest_negativa.reporting.pages import render_host_report
 
     if isinstance(trace, str):

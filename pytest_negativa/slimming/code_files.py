@@ -25,13 +25,14 @@ from pytest_negativa.models.file_kinds import (
     is_loadable,
 )
 from pytest_negativa.models.lock import LockedLibrary
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.slimming import (
     RemovedFile,
     SlimManifest,
     SlimRow,
     SlimStatus,
 )
-from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.globs import normalized
 from pytest_negativa.slimming.atomic_replacement import copy_file, keep_original, take, take_out
 from pytest_negativa.slimming.journal import Journal

@@ -21,9 +21,10 @@ from pytest_negativa.errors import FormatError, NegativaError
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import and_more, format_bytes, format_items
+from pytest_negativa.reporting.units import and_more, format_items
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.spares import is_moved, note_of, problem_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan_folder

@@ -27,8 +27,8 @@ from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.spans import Range, intersection, size
+from pytest_negativa.planning.decide import plan_for_devices, plan_for_none
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
-from pytest_negativa.planning.without_trace import plan_for_devices, plan_for_none
 from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
 from pytest_negativa.rewriting.compact.cut import foresee_cut, hole_sizes
 from pytest_negativa.rewriting.compact.records import (
@@ -36,8 +36,8 @@ from pytest_negativa.rewriting.compact.records import (
     CompactOptions,
     Smaller,
 )
-from pytest_negativa.rewriting.edits import Edits
-from pytest_negativa.rewriting.trim_kernels import trim_kernels
+from pytest_negativa.rewriting.layout import Edits
+from pytest_negativa.rewriting.plan_edits import trim_kernels
 from pytest_negativa.slimming.request import SlimRequest
 from pytest_negativa.slimming.spares import LEAST_HOLE, SpareTarget, cut, plan_cut
 

@@ -33,7 +33,6 @@ from pytest_negativa.models.slimming import SlimManifest, SlimStatus
 from pytest_negativa.models.spans import PAGE_SIZE, Range, minus, union
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
-from pytest_negativa.rewriting.compact.fatbin_regions import removable_code
 from pytest_negativa.rewriting.compact.rebuild import (
     check_pair,
     read_note,
@@ -41,6 +40,7 @@ from pytest_negativa.rewriting.compact.rebuild import (
     rebuild_original,
 )
 from pytest_negativa.rewriting.compact.records import Cut
+from pytest_negativa.rewriting.plan_edits import removable_code
 from pytest_negativa.slimming.folder_locks import held
 from pytest_negativa.slimming.manifest import load_manifest, spares_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK

@@ -20,8 +20,8 @@ from pytest_negativa.processes.redirect import (
     why_not_redirected,
 )
 from pytest_negativa.tracing.native import injection_library
-from pytest_negativa.verifying.originals import Ends
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
+from pytest_negativa.verifying.same_outcome import Ends
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches
 from pytest_negativa.verifying.used_originals import loaded_originals

@@ -36,12 +36,16 @@ from pytest_negativa.verifying.evidence import (
     count_gpu_tests,
     libraries_by_test,
 )
-from pytest_negativa.verifying.not_repeated import what_stays, with_witness, without
-from pytest_negativa.verifying.originals import MOST_RERUNS, hurried_tests, known_of_originals
 from pytest_negativa.verifying.process_ends import reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
-from pytest_negativa.verifying.same_outcome import changed_aspects, same_outcome
-from pytest_negativa.verifying.same_start import changes_of_start
+from pytest_negativa.verifying.same_outcome import (
+    MOST_RERUNS,
+    changed_aspects,
+    changes_of_start,
+    hurried_tests,
+    known_of_originals,
+    same_outcome,
+)
 from pytest_negativa.verifying.same_work import (
     Places,
     Work,
@@ -50,6 +54,8 @@ from pytest_negativa.verifying.same_work import (
     name_holders,
     reasons_of_work,
     refused_work,
+    what_stays,
+    without,
     work_of_part,
 )
 
@@ -158,9 +164,10 @@ def _compare_work(
     if needs_only:
         work = tuple(d for d in work if d.kind in NEEDS)
     work = name_holders(work, attempt.traced.planned)
-    # What the traced run saw speaks for the program that it started.
+    # The traced run is a witness if it watched pages, loaded GPU code lazily, was traced to its
+    # end, and was started as the tests on the copies were. Then such work speaks against nothing.
     if as_started and attempt.traced.usage.is_witness:
-        work = with_witness(work)
+        work = tuple(d if d.kind in NEEDS else replace(d, kind=WorkKind.NOT_REPEATED) for d in work)
     planned = {plan.library.path for plan in attempt.plans}
     # Programs ask the driver for code of their own that is not there, too.
     return tuple(d for d in work if d.kind is not WorkKind.REFUSED or d.library in planned)

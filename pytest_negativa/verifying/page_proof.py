@@ -15,9 +15,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.errors import refusing
-from pytest_negativa.hostcode.gather import load_files, require_usage
+from pytest_negativa.hostcode.gather import load_files, require_usage, unite
 from pytest_negativa.hostcode.page_logs import LOG_SUFFIX
-from pytest_negativa.hostcode.usage import unite
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.hostcode import FileKey, HostFile, HostLibrary, HostUsage
 from pytest_negativa.models.reconstruction import (

@@ -15,9 +15,8 @@ from pytest_negativa.reporting.text import path_for_people, printable
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.outcomes import EndedTests, by_nodeid, read_outcomes
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.verifying.originals import MOST_RERUNS
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
-from pytest_negativa.verifying.same_outcome import same_outcome
+from pytest_negativa.verifying.same_outcome import MOST_RERUNS, same_outcome
 
 # A program that starts or ends no test for five times the longest pause of the traced run hangs.
 # pytest removes old temporary folders at the end of a session, which may take minutes.

@@ -1,12 +1,19 @@
-"""Whether a test ended on the copies as it did when it was traced, in all that is known of it."""
+"""Whether a test ended on the copies as it did when it was traced, in all that is known of it.
+
+If not, it runs on the originals again: ``judge`` knows flaky tests by its ends there. And whether
+the tests were started on the copies as they were when traced.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain, pairwise
 
-from pytest_negativa.models.outcomes import Aspect, TestResult
+from pytest_negativa.models.outcomes import Aspect, Outcome, SessionResult, TestResult
 from pytest_negativa.models.verdict import AspectChange
+from pytest_negativa.verifying.rounds import RoundResult
 
 
 def same_outcome(before: TestResult, after: TestResult, tolerate: Collection[Aspect]) -> bool:
@@ -37,3 +44,149 @@ def changed_aspects(
 def _only_in(test: TestResult, other: TestResult, aspect: Aspect) -> tuple[str, ...]:
     left = Counter(test.aspects.get(aspect, ())) - Counter(other.aspects.get(aspect, ()))
     return tuple(sorted(left.elements()))
+
+
+MOST_RERUNS = 20
+"""Most runs of a repeated test if the user gives no number."""
+
+Results = Mapping[str, TestResult]
+Ends = Mapping[str, tuple[TestResult, ...]]
+
+
+def ends_of(rounds: Iterable[RoundResult]) -> Ends:
+    """By node id: how a test ended, each time that it ran with a sound CUDA context."""
+    ends: dict[str, tuple[TestResult, ...]] = defaultdict(tuple)
+    for test in chain.from_iterable((*r.session.tests, *r.session.repeats) for r in rounds):
+        if not test.doubtful:
+            ends[test.nodeid] += (test,)
+    return ends
+
+
+def hurried_tests(ends: Ends) -> frozenset[str]:
+    """Tests that ran less often than they may, and did not show by it that they are flaky."""
+    return frozenset(
+        nodeid
+        for nodeid, tests in ends.items()
+        if len(tests) < MOST_RERUNS
+        and sum(test.outcome is not behind.outcome for test, behind in pairwise(tests)) < 2
+    )
+
+
+def undecided_tests(
+    before: Results, after: Results, tolerate: Collection[Aspect] = ()
+) -> Iterator[str]:
+    """Tests that may behave on the originals as they did on the copies.
+
+    These ended otherwise, or ended as traced and lost their CUDA context. A test that
+    did both is left out: its other outcome follows from the lost context.
+
+    Args:
+        before, after: in the traced run, and on the copies.
+        tolerate: what equal outcomes may differ in.
+    """
+    for nodeid, test in after.items():
+        if nodeid in before:
+            differs = not same_outcome(before[nodeid], test, tolerate)
+            lost = test.gpu_error is not None
+            if differs != lost:
+                yield nodeid
+
+
+def known_of_originals(
+    before: Results,
+    after: Results,
+    ends: Ends,
+    tolerate: Collection[Aspect] = (),
+    fresh: Collection[str] = (),
+) -> frozenset[str]:
+    """Tests that did on the originals, too, what they did on the copies.
+
+    What a failure on the copies left behind, such as a stale lock, may make the next run fail, and
+    a test may fail because others did not run before it. So an end as on the copies counts only
+    after one that is as traced.
+
+    Args:
+        fresh: tests that ran in a fresh process on the copies, behind a lost CUDA context.
+            If such a test passes there, it may always do so.
+    """
+    return frozenset(
+        nodeid
+        for nodeid in undecided_tests(before, after, tolerate)
+        if _was_seen(
+            before[nodeid], after[nodeid], ends.get(nodeid, ()), tolerate, fresh=nodeid in fresh
+        )
+    )
+
+
+def _was_seen(
+    before: TestResult,
+    after: TestResult,
+    ends: tuple[TestResult, ...],
+    tolerate: Collection[Aspect],
+    *,
+    fresh: bool,
+) -> bool:
+    if after.gpu_error is not None:
+        return any(test.gpu_error is not None for test in ends)
+    as_traced = [_is_alike(before, test, after, tolerate) for test in ends]
+    first = as_traced.index(True) if any(as_traced) else len(ends)
+    if fresh and after.outcome is Outcome.PASSED:
+        first = 0
+    return any(_is_alike(after, test, before, tolerate) for test in ends[first:])
+
+
+def _is_alike(
+    wanted: TestResult, found: TestResult, other: TestResult, tolerate: Collection[Aspect]
+) -> bool:
+    """Whether a run that kept its CUDA context ended as wanted.
+
+    Args:
+        other: the end from which the wanted one must be told. If its outcome is another one, all
+            aspects but the type of the error are tolerated.
+    """
+    if other.outcome is not wanted.outcome:
+        tolerate = {*Aspect} - {Aspect.ERROR_TYPE} | {*tolerate}
+    return found.gpu_error is None and same_outcome(wanted, found, tolerate)
+
+
+_NOTHING = "nothing"
+# They differ from process to process, from step to step of a CI job, and from terminal to terminal,
+# or redirect to the copies.
+_PASSING = re.compile(
+    r"(_|COLUMNS|GLIBC_TUNABLES|LD_AUDIT|LINES|OLDPWD|PYTEST_CURRENT_TEST|SHLVL|WINDOWID)$"
+    r"|(CI|GITHUB|NEGATIVA|RUNNER|SSH|TERM|TMUX|VSCODE|XDG)_"
+)
+
+
+def changes_of_start(traced: SessionResult, copies: SessionResult) -> Iterator[str]:
+    """Differences in the circumstances of two sessions, for people.
+
+    Args:
+        traced: the session when traced.
+        copies: one on the copies, which runs all tests.
+    """
+    before, after = traced.circumstances, copies.circumstances
+    if before is None or after is None:
+        return
+    if before.program != after.program:
+        yield f"program: {before.program} when traced, {after.program} on the copies"
+    for name, old, new in _changed(before.options, after.options):
+        yield f"option {name}: {old} when traced, {new} on the copies"
+    for name, old, new in _changed(_lasting(before.variables), _lasting(after.variables)):
+        states = {old: "set on the copies alone", new: "set when traced alone"}
+        yield f"variable {name}: {states.get(_NOTHING, 'another value when traced')}"
+    for name, old, new in _changed(before.files, after.files):
+        # One session may have selected tests of fewer files.
+        if _NOTHING not in (old, new):
+            yield f"file {name}: changed since it was traced"
+
+
+def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    for name in sorted({*before, *after}):
+        old, new = before.get(name, _NOTHING), after.get(name, _NOTHING)
+        if old != new:
+            yield name, old, new
+
+
+def _lasting(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if not _PASSING.match(name)}

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from pytest_negativa.errors import OptionError, StoreError
-from pytest_negativa.hostcode.gpu_pages import with_pages
+from pytest_negativa.hostcode.gather import with_pages
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import SessionKind, SessionResult
 from pytest_negativa.models.plan import LibraryPlan

@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 
 from pytest_negativa.gpucode.elf import read_host_elf
-from pytest_negativa.gpucode.elf_tables import PF_W, PF_X, PT_GNU_RELRO, PT_LOAD, ProgramHeader
+from pytest_negativa.gpucode.elf_tables import PT_GNU_RELRO, PT_LOAD, ProgramHeader
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.page_logs import count_lost, read_page_logs
 from pytest_negativa.models.analysis import AnalyzedLibrary
@@ -37,7 +37,6 @@ from pytest_negativa.verifying.rounds import RoundResult
 # ArmedRow in processes/pages/holes.h: a note follows, if there are holes, and the copy's path.
 _ROW = struct.Struct("<II")
 _FILE = struct.Struct("<IIQQq")
-_READ, _WRITE, _EXECUTE = 1, 2, 4
 # Regions are aligned; what lies between two of them belongs to nobody. Bytes.
 _MOST_PADDING = 15
 # Holes of all libraries, which are up to two mappings each (sysctl vm.max_map_count: 65,530).
@@ -131,11 +130,9 @@ def holes_in(segments: Iterable[ProgramHeader], spans: Sequence[Span]) -> Iterat
             continue
         moved = segment.p_vaddr - segment.p_offset
         own = intersection([(segment.p_offset, segment.file_end)], spans)
-        flags = segment.p_flags
-        protection = _READ | _WRITE * bool(flags & PF_W) | _EXECUTE * bool(flags & PF_X)
         addresses = minus(((start + moved, end + moved) for start, end in own), relro)
         for start, end in within(addresses, PAGE_SIZE):
-            yield Hole(start, end, start - moved, protection)
+            yield Hole(start, end, start - moved, segment.protection)
 
 
 def _pack(copy: ReconstructedLibrary, holes: Sequence[Hole]) -> bytes:

@@ -1,7 +1,7 @@
 """Originals that a process used while the tests ran on the copies: it may have run on them.
 
 A process may open one, have it open from before, or map a file with its content, which may have
-another name.
+another name. Files that are GPU code themselves have no copies: what was opened of them is needed.
 """
 
 from __future__ import annotations
@@ -9,20 +9,26 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryIdentity
+from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction
-from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
+from pytest_negativa.models.spans import Span
+from pytest_negativa.models.trace import TracedLibrary, Usage
+from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary
 from pytest_negativa.processes.file_users import FileUser, Opens
-from pytest_negativa.reporting.units import format_items
+from pytest_negativa.reporting.units import format_items, format_names
 from pytest_negativa.tracing.mappings import hash_library
 
 # No process loads a library from there, and some have very many files.
 _NOT_SEARCHED = frozenset({".git", "__pycache__", "node_modules"})
+_INSTALLED_ANEW = "its RECORD is another one than when it was traced"
 _NO_FILES = frozenset({"/dev", "/proc", "/sys"})
 
 
@@ -143,18 +149,14 @@ def loaded_originals(
     for used in usage.libraries:
         if used.library.path in copies or not used.processes:
             continue
-        who = _who(used, usage)
+        process = usage.processes[used.processes[0]].header
+        who = f"process {process.pid} ({process.executable})"
         if used.library.size is None and used.images:
             unknown = unknown or f"{who} loaded GPU code from {used.library.path}, which was gone"
         for copy in reconstruction.libraries:
             if (what := _why_original(used.library, copy.library)) is not None:
                 found.setdefault(copy.library.path, f"{who} had {what} mapped")
     return found, unknown
-
-
-def _who(used: LibraryUsage, usage: Usage) -> str:
-    process = usage.processes[used.processes[0]].header
-    return f"process {process.pid} ({process.executable})"
 
 
 def _why_original(traced: TracedLibrary, original: LibraryIdentity) -> str | None:
@@ -217,3 +219,56 @@ def _files(folders: Iterable[str], seen: set[str]) -> Iterator[os.DirEntry[str]]
                     yield entry
                 elif entry.is_dir(follow_symlinks=False) and entry.name not in _NOT_SEARCHED:
                     waiting.append(entry.path)
+
+
+def unused_paths(plan: LibraryPlan) -> dict[str, Span]:
+    """By real path: the unused files of a distribution, and where each is in its library."""
+    site = plan.library.path.rpartition("/")[0]
+    return {f"{site}/{d.detail}": Span(d.start, d.end) for d in plan.decisions if not d.kept}
+
+
+def judge_files(
+    plans: Sequence[LibraryPlan], rounds: Sequence[Opens], installed: Collection[tuple[str, str]]
+) -> Iterator[ProvedLibrary]:
+    """Rows of the files that the traced run did not open, from what the rounds opened.
+
+    Nothing replaces the files: a program that opens one gets it, and the file is needed from then
+    on. So the tests can't fail for lack of a file, and the watch alone is the proof.
+
+    Args:
+        plans: what was planned for the files of each distribution.
+        rounds: what was seen in each round, whether on copies or on the originals.
+        installed: what is there now: path and digest of each distribution's files as a library.
+    """
+    # A lock can't tell two folders with the same files apart.
+    opened: defaultdict[str | None, set[Span]] = defaultdict(set)
+    for plan in plans:
+        paths = unused_paths(plan)
+        opened[plan.library.sha256] |= {paths[p] for o in rounds for p in o.times if p in paths}
+    for plan in plans:
+        library, paths = plan.library, unused_paths(plan)
+        unseen = [] if (library.path, library.sha256) in installed else [_INSTALLED_ANEW]
+        unseen += [o.unseen[p] for o in rounds for p in o.unseen if p in paths]
+        stays = opened[library.sha256]
+        spans = tuple(span for span in paths.values() if span not in stays)
+        status, detail = LibraryStatus.PROVED, None
+        notes: tuple[str, ...] = ()
+        if unseen:
+            detail = f"all files are kept: nothing tells what the tests opened: {unseen[0]}"
+            status = LibraryStatus.NOT_PROVED
+        elif not paths:
+            status = LibraryStatus.NOTHING_UNUSED
+        if stays:
+            names = (str(d.detail) for d in plan.decisions if (d.start, d.end) in stays)
+            notes = (f"opened while the tests ran on the copies, so kept: {format_names(names)}",)
+        unused = sum(span.size for span in spans)
+        yield replace(
+            ProvedLibrary.unproved(plan),
+            status=status,
+            detail=detail,
+            unused_bytes=unused,
+            unused_elements=len(spans),
+            left_bytes=plan.code_bytes - unused,
+            spans=spans,
+            notes=notes,
+        )

@@ -20,6 +20,7 @@ from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import NEEDS, ProvedLibrary, Verdict
@@ -41,10 +42,9 @@ from pytest_negativa.processes.redirect import (
     write_table,
 )
 from pytest_negativa.reporting.progress import Progress
-from pytest_negativa.reporting.units import format_bytes, format_items
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.rewriting.compact.records import CompactOptions
-from pytest_negativa.rewriting.copies_lock import check_copies, hold_copies
-from pytest_negativa.rewriting.reconstruct import reconstruct
+from pytest_negativa.rewriting.reconstruct import check_copies, hold_copies, reconstruct
 from pytest_negativa.storage.atomic import remove_file, write_atomically
 from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.outcomes import by_nodeid
@@ -60,7 +60,6 @@ from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.storage.shared_folders import make_logs_folder
 from pytest_negativa.tracing.command import traced_changes
 from pytest_negativa.tracing.merge import STILL_RUNNING, merge_when_ended
-from pytest_negativa.verifying.code_files import judge_files, unused_paths
 from pytest_negativa.verifying.evidence import (
     Attempt,
     gather_loads,
@@ -68,17 +67,18 @@ from pytest_negativa.verifying.evidence import (
     trace_files,
 )
 from pytest_negativa.verifying.judge import judge
-from pytest_negativa.verifying.originals import Ends, ends_of, undecided_tests
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import RoundResult, run_all
-from pytest_negativa.verifying.same_outcome import same_outcome
+from pytest_negativa.verifying.same_outcome import Ends, ends_of, same_outcome, undecided_tests
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
 from pytest_negativa.verifying.used_originals import (
     find_twins,
     held_originals,
+    judge_files,
     lingering_processes,
     opened_originals,
+    unused_paths,
 )
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Scope
-from pytest_negativa.rewriting.trim_kernels import trim_kernels
+from pytest_negativa.rewriting.plan_edits import trim_kernels
 from pytest_negativa.storage.schema import schema_text
 from tests.support.libraries import BIN
 from tests.support.sessions import Project

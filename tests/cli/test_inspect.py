@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.reporting.units import format_bytes
-from pytest_negativa.rewriting.trim_kernels import trim_kernels
+from pytest_negativa.models.sizes import format_bytes
+from pytest_negativa.rewriting.plan_edits import trim_kernels
 from pytest_negativa.storage.schema import schema_text
 from tests.support.builders import (
     CubinSpec,

@@ -7,8 +7,7 @@ import struct
 import pytest
 
 from pytest_negativa.gpucode.cubin import parse_cubin
-from pytest_negativa.gpucode.names import NameTable
-from pytest_negativa.gpucode.payload import PayloadError
+from pytest_negativa.gpucode.payload import NameTable, PayloadError
 from pytest_negativa.gpucode.ptx import parse_ptx
 from tests.support.builders import (
     ADDRESS_TAKEN,
@@ -104,7 +103,7 @@ def graph(*rows: tuple[int, int]) -> bytes:
             section_field(BUILT, ".nv.callgraph", 32, "Q", 2**64 - 8), "call graph", id="graph-size"
         ),
         pytest.param(
-            section_field(BUILT, ".nv.callgraph", 32, "Q", 12), "expected whole pairs", id="pairs"
+            section_field(BUILT, ".nv.callgraph", 32, "Q", 12), "expected whole entries", id="pairs"
         ),
         pytest.param(graph((2, 3)), "belongs to no known part", id="row-before-any-part"),
         pytest.param(graph((0, 0xFFFFFFFB)), "belongs to no known part", id="unknown-part"),

@@ -17,9 +17,9 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.models.file_kinds import HEAD_SIZE, FileKind, kind_of
 from pytest_negativa.models.library import Compression, Cubin, LibraryMap, Scope
-from pytest_negativa.planning.without_trace import plan_for_devices
+from pytest_negativa.models.sizes import format_bytes
+from pytest_negativa.planning.decide import plan_for_devices
 from pytest_negativa.reporting.inspection import library_report
-from pytest_negativa.reporting.units import format_bytes
 from tests.support.builders import build_host, fatbin_section
 from tests.support.invariants import check_map
 from tests.support.libraries import BIN, MANIFEST

@@ -11,9 +11,8 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Compression, LibraryMap, Scope
 from pytest_negativa.models.plan import KeepReason
-from pytest_negativa.planning.decide import KeepPolicy, plan_library
+from pytest_negativa.planning.decide import KeepPolicy, plan_for_devices, plan_library
 from pytest_negativa.planning.locate import locate_library
-from pytest_negativa.planning.without_trace import plan_for_devices
 from tests.support.builders import HostSection, build_host
 from tests.support.invariants import check_map
 from tests.support.libraries import BIN, MANIFEST

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.addresses import AddressSpace
 from pytest_negativa.gpucode.cubin import parse_cubin, section_headers
 from pytest_negativa.gpucode.elf_tables import PT_LOAD, SHT_SYMTAB, STT_FUNC, SYM, ProgramHeader
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.gpucode.names import NameTable
-from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.gpucode.payload import NameTable
+from pytest_negativa.gpucode.slimmed import AddressSpace, is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import (
     Cubin,
@@ -29,9 +28,8 @@ from pytest_negativa.models.library import (
 from pytest_negativa.models.spans import size as span_size
 from pytest_negativa.planning.reachable import reach
 from pytest_negativa.rewriting.compact.cut import cut_library
-from pytest_negativa.rewriting.edits import Edits, Fill
-from pytest_negativa.rewriting.overwrite import overwrite
-from pytest_negativa.rewriting.trim_kernels import trim_kernels
+from pytest_negativa.rewriting.layout import Edits, Fill
+from pytest_negativa.rewriting.plan_edits import overwrite, trim_kernels
 from tests.support.builders import CubinSpec, build_cubin, zstd_frame
 from tests.support.compacting import (
     COMPACTABLE,
@@ -327,7 +325,7 @@ class TestDamaged:
 
 
 class TestNamelessFunctions:
-    """They are what ``rewriting.cubin_tables`` leaves of a function."""
+    """They are what ``rewriting.cubin_code`` leaves of a function."""
 
     def test_are_not_listed(self) -> None:
         spec = CubinSpec(

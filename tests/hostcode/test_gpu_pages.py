@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.hostcode.gpu_pages import with_pages, with_pages_of
+from pytest_negativa.hostcode.gather import with_pages, with_pages_of
 from pytest_negativa.hostcode.page_logs import LOST_NAME, prepare_logs, read_page_logs
 from pytest_negativa.models.spans import PAGE_SIZE, Span
 from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage

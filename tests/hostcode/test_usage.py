@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pytest_negativa.hostcode.functions import FunctionStarts, functions_within
+from pytest_negativa.hostcode.functions import FunctionStarts, functions_within, summarize
+from pytest_negativa.hostcode.gather import identify, unite
 from pytest_negativa.hostcode.start import read_processor
-from pytest_negativa.hostcode.summary import summarize
-from pytest_negativa.hostcode.usage import identify, unite
 from pytest_negativa.models.hostcode import (
     HOST_USAGE_VERSION,
     FileKey,

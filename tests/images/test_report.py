@@ -46,10 +46,10 @@ from pytest_negativa.models.lock import (
     seal,
 )
 from pytest_negativa.models.plan import PLAN_VERSION, Decision, KeepReason, LibraryPlan
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.trace import LibraryUsage, Usage
 from pytest_negativa.reporting.image import render_image_report
-from pytest_negativa.reporting.units import format_bytes
-from pytest_negativa.rewriting.trim_kernels import trim_kernels
+from pytest_negativa.rewriting.plan_edits import trim_kernels
 from pytest_negativa.storage.lockfile import save_lock
 from pytest_negativa.storage.schema import schema_text
 from tests.support.code_files import planned_files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_negativa.measuring.comparison import compare, summarize
+from pytest_negativa.measuring.session import compare, summarize
 from pytest_negativa.models.measurement import Loading, RunFigures, Summary, Variant
 
 

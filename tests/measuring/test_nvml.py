@@ -17,7 +17,7 @@ GIB = 1 << 30
 
 CODE = """
 import json, sys
-from pytest_negativa.measuring.nvml import GpuPeaks, Gpus
+from pytest_negativa.measuring.sampler import GpuPeaks, Gpus
 gpus = Gpus()
 peaks = GpuPeaks(gpus)
 peaks.sample({77, 78})

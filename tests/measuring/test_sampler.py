@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.measuring.nvml import Gpus
-from pytest_negativa.measuring.sampler import MeasureError, run_sampled
+from pytest_negativa.measuring.sampler import Gpus, MeasureError, run_sampled
 from pytest_negativa.models.measurement import Loading, RunFigures, Variant
 from pytest_negativa.processes.programs import adopt_orphans, descendants
 from tests.support.pythons import ALLOCATED, INTERPRETER, python

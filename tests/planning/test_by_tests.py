@@ -26,9 +26,10 @@ from pytest_negativa.planning.by_tests import (
     compare_groups,
     kernels_of_test,
     launches_by_range,
+    resolve_nodeids,
+    select_tests,
     usage_of_tests,
 )
-from pytest_negativa.planning.tests_by_expression import resolve_nodeids, select_tests
 from tests.support.traces import header
 from tests.support.usages import Launched, image_use, usage_of, with_launches
 

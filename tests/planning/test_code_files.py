@@ -20,7 +20,7 @@ from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.processes.file_users import Opens
 from pytest_negativa.storage.results import load_opened, save_opened
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.verifying.code_files import judge_files, unused_paths
+from pytest_negativa.verifying.used_originals import judge_files, unused_paths
 from tests.support.defaults import DEFAULTS
 from tests.support.sites import verdict_of
 from tests.support.usages import usage_of

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.models.trace import LibraryUsage, TracedLibrary
-from pytest_negativa.planning.contents import Content, Contents
+from pytest_negativa.planning.locate import Content, Contents
 from tests.support.faults import PlantedFault
 from tests.support.usages import image_use, usage_of
 

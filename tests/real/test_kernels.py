@@ -11,16 +11,15 @@ import pytest
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.gpucode.names import NameTable
-from pytest_negativa.gpucode.payload import unpack
+from pytest_negativa.gpucode.payload import NameTable, unpack
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Cubin, Element, LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.rewriting.cubin_code import overwrite_code
-from pytest_negativa.rewriting.edits import Patch
-from pytest_negativa.rewriting.trim_kernels import trim_kernels
+from pytest_negativa.rewriting.layout import Patch
+from pytest_negativa.rewriting.plan_edits import trim_kernels
 from tests.support.usages import library_usage, usage_of
 
 pytestmark = pytest.mark.real_libs
@@ -96,16 +95,14 @@ def check(path: Path, cuobjdump: Path, folder: Path) -> None:
         # Relocations say the same as the call graph.
         assert [(c.start, c.filled) for c in cubins] == [(t.start, t.unused) for t in plan.trimmed]
         assert sum(c.stored_after for c in cubins) <= sum(c.stored_before for c in cubins)
-        patches = {p.start: p for p in edits.patches}
+        patches = {p.start: p for p in edits.changes if isinstance(p, Patch)}
         pairs = [
             pair
             for block in library_map.iter_code()
             if (pair := unpacked(source, block, trimmed, patches)) is not None
         ]
     for cubin, old, new in pairs:
-        wanted = bytearray(old)
-        overwrite_code(old, cubin.unused, 1).apply(wanted)
-        assert new == wanted
+        assert new == overwrite_code(old, cubin.unused, 1).applied_to(old, 0)
         for code in cubin.unused:
             assert new[code.start : code.end] == b"\1" * code.size
     # The smallest: cuobjdump takes minutes for the largest.

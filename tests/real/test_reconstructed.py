@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.rewriting.overwrite import overwrite
+from pytest_negativa.rewriting.plan_edits import overwrite
 from tests.support.libraries import SHARED_OBJECTS
 from tests.support.reconstructing import apply, planned_of
 

@@ -17,8 +17,8 @@ from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.planning.decide import plan_for_devices
 from pytest_negativa.planning.lock import make_lock
-from pytest_negativa.planning.without_trace import plan_for_devices
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.undo import undo_trees

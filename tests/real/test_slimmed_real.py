@@ -10,7 +10,7 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.spans import size
-from pytest_negativa.planning.without_trace import plan_for_devices
+from pytest_negativa.planning.decide import plan_for_devices
 from tests.support.compacting import plan_of
 from tests.support.cutting import needs_stub
 from tests.support.real import NEWEST, PINNED, Install

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import (
-    format_bytes,
-    format_count,
-    format_share,
-    format_time,
-)
+from pytest_negativa.reporting.units import format_count, format_share, format_time
 
 
 @pytest.mark.parametrize(

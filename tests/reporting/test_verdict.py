@@ -13,7 +13,7 @@ from pytest_negativa.models.verdict import (
 )
 from pytest_negativa.processes.file_users import Opens
 from pytest_negativa.reporting.verdict import render_verdict
-from pytest_negativa.verifying.code_files import judge_files
+from pytest_negativa.verifying.used_originals import judge_files
 from tests.support.code_files import planned_files
 from tests.support.defaults import DEFAULTS
 

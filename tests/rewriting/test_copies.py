@@ -19,14 +19,19 @@ from msgspec.structs import replace
 from pytest_negativa.errors import ReconstructError, StaleLibraryError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryIdentity
-from pytest_negativa.rewriting.copies import (
+from pytest_negativa.rewriting.layout import (
+    STEP,
+    Edits,
+    Fill,
+    LayoutBuilder,
+    Patch,
+    StoppedError,
     state_of,
     write_copy,
+    write_layout,
 )
-from pytest_negativa.rewriting.edits import Edits, Fill, Patch
-from pytest_negativa.rewriting.layout import LayoutBuilder, StoppedError, write_layout
 from pytest_negativa.storage.atomic import remove_abandoned
-from tests.support.copying import MANY, SIZE, STEP, identity
+from tests.support.copying import MANY, SIZE, identity
 from tests.support.libraries import BIN
 from tests.support.reconstructing import apply
 
@@ -268,7 +273,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tests.support.copying import MANY, identity
-from pytest_negativa.rewriting import copies
+from pytest_negativa.rewriting.layout import write_copy
 
 original, target, number, at = sys.argv[1:]
 calls = iter(range(10**9))
@@ -278,7 +283,7 @@ def stop():
         os.kill(os.getpid(), int(number))
     return False
 
-copies.write_copy(identity(Path(original)), Path(target), MANY, stop)
+write_copy(identity(Path(original)), Path(target), MANY, stop)
 """
 
 

@@ -15,12 +15,11 @@ from elftools.elf.sections import SymbolTableSection
 from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.elf_tables import EHDR, SHDR, SHF_EXECINSTR, SectionHeader
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.gpucode.names import NameTable
-from pytest_negativa.gpucode.payload import unpack
+from pytest_negativa.gpucode.payload import NameTable, unpack
 from pytest_negativa.models.library import Cubin, Scope
 from pytest_negativa.models.spans import Span
-from pytest_negativa.rewriting.cubin_code import CubinCodeError, overwrite_code
-from pytest_negativa.rewriting.cubin_tables import CubinTables
+from pytest_negativa.rewriting.cubin_code import CubinCodeError, CubinTables, overwrite_code
+from pytest_negativa.rewriting.layout import Fill, Patch
 from tests.support.libraries import BIN
 
 _SH_OFFSET = 0x18
@@ -48,13 +47,11 @@ class Overwritten(NamedTuple):
 
 def overwritten(cubin: bytes, unused: Sequence[Span], value: int) -> Overwritten:
     edits = overwrite_code(cubin, unused, value)
-    content = bytearray(cubin)
-    edits.apply(content)
     filled, tables = (
-        tuple(Span(change.start, change.end) for change in changes)
-        for changes in (edits.fills, edits.patches)
+        tuple(Span(c.start, c.end) for c in edits.changes if isinstance(c, kind))
+        for kind in (Fill, Patch)
     )
-    return Overwritten(bytes(content), filled, tables)
+    return Overwritten(bytes(edits.applied_to(cubin, 0)), filled, tables)
 
 
 def code_of(cubin: bytes) -> dict[str, Span]:

@@ -15,8 +15,8 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import Decision, KeepReason, LibraryPlan, UnusedReason
 from pytest_negativa.models.spans import Span
-from pytest_negativa.rewriting.edits import Edits, Fill, Patch, merge_edits
-from pytest_negativa.rewriting.overwrite import overwrite
+from pytest_negativa.rewriting.layout import Edits, Fill, Patch, merge_edits
+from pytest_negativa.rewriting.plan_edits import overwrite
 from tests.support.libraries import BIN, SHARED_OBJECTS
 from tests.support.reconstructing import apply, plan_of, planned_of
 
@@ -42,18 +42,6 @@ class TestEdits:
     ) -> None:
         with pytest.raises(ValueError, match=problem):
             Edits(SIZE, (*(Fill(*f, 1) for f in fills), *(Patch(*p) for p in patches)))
-
-    def test_broken_parts(self) -> None:
-        for start, end, value in ((5, 5, 1), (6, 5, 1), (-1, 5, 1), (0, 5, 256), (0, 5, -1)):
-            with pytest.raises(ValueError, match="fill"):
-                Fill(start, end, value)
-        for offset, data in ((-1, b"a"), (0, b"")):
-            with pytest.raises(ValueError, match="patch"):
-                Patch(offset, data)
-
-    def test_merge_of_other_sizes(self) -> None:
-        with pytest.raises(ValueError, match="1000 and 1001"):
-            merge_edits(Edits(SIZE), Edits(SIZE + 1))
 
     @given(
         st.lists(st.tuples(st.integers(0, 60), st.integers(1, 8), st.booleans()), max_size=12),

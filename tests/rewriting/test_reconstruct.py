@@ -24,15 +24,17 @@ from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.spans import Span
 from pytest_negativa.rewriting import reconstruct as module
 from pytest_negativa.rewriting.compact.records import CompactOptions
-from pytest_negativa.rewriting.copies import state_of
-from pytest_negativa.rewriting.copies_lock import (
+from pytest_negativa.rewriting.layout import state_of
+from pytest_negativa.rewriting.plan_edits import overwrite
+from pytest_negativa.rewriting.reconstruct import (
     IN_USE_NAME,
+    MANIFEST_NAME,
     WRITING_NAME,
     check_copies,
+    copy_path,
     hold_copies,
+    reconstruct,
 )
-from pytest_negativa.rewriting.overwrite import overwrite
-from pytest_negativa.rewriting.reconstruct import MANIFEST_NAME, copy_path, reconstruct
 from tests.support import compacting
 from tests.support.libraries import BIN, SHARED_OBJECTS
 from tests.support.reconstructing import apply, planned_of
@@ -436,7 +438,7 @@ def test_copy_in_which_all_was_left_alone(root: Path) -> None:
 HOLDER = """
 import os, sys
 from pathlib import Path
-from pytest_negativa.rewriting.copies_lock import hold_copies
+from pytest_negativa.rewriting.reconstruct import hold_copies
 
 end, keep = os.pipe()
 with hold_copies(Path(sys.argv[1])):

@@ -20,9 +20,9 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.rewriting.cubin_code import overwrite_code
-from pytest_negativa.rewriting.edits import Edits
+from pytest_negativa.rewriting.layout import Edits, Patch
+from pytest_negativa.rewriting.plan_edits import trim_kernels
 from pytest_negativa.rewriting.repack import RepackError, repack, repack_frame
-from pytest_negativa.rewriting.trim_kernels import trim_kernels
 from tests.support.libraries import BIN
 from tests.support.slimmed import H200, plan_for
 from tests.support.usages import library_usage, usage_of
@@ -34,10 +34,10 @@ def read(path: Path) -> LibraryMap:
 
 def applied(data: bytes, edits: Edits) -> bytes:
     result = bytearray(data)
-    for fill in edits.fills:
-        result[fill.start : fill.end] = bytes([fill.value]) * (fill.end - fill.start)
-    for patch in edits.patches:
-        result[patch.start : patch.end] = patch.data
+    for change in edits.changes:
+        size = change.end - change.start
+        new = change.data if isinstance(change, Patch) else bytes([change.value]) * size
+        result[change.start : change.end] = new
     assert len(result) == edits.size == len(data)
     return bytes(result)
 
@@ -58,9 +58,7 @@ def content_of(data: bytes, element: Element) -> bytes:
 def without(content: bytes, unused: tuple[Span, ...], value: int) -> bytes:
     edits = overwrite_code(content, unused, value)
     assert tuple(Span(fill.start, fill.end) for fill in edits.fills) == unused
-    edited = bytearray(content)
-    edits.apply(edited)
-    return bytes(edited)
+    return bytes(edits.applied_to(content, 0))
 
 
 def cubin_element(library_map: LibraryMap, start: int) -> Element:
@@ -181,7 +179,7 @@ def test_what_contradicts_the_cubin_stays() -> None:
     )
 
     assert cubin.filled == trimmed.unused
-    assert not no_edits
+    assert not no_edits.changes
     assert alone.left_alone == "all its code is referred to by what stays"
     assert alone.filled == ()
     assert alone.stored_after == alone.stored_before
@@ -199,19 +197,9 @@ def test_a_cubin_that_cant_be_read_is_left_alone(tmp_path: Path) -> None:
 
     edits, [cubin] = trim(damaged, library_map, plan)
 
-    assert not edits
+    assert not edits.changes
     assert cubin.left_alone is not None
     assert cubin.left_alone.startswith("damaged zstd payload")
-
-
-def test_plan_of_another_map() -> None:
-    path = BIN / "libcallgraph.so"
-    library_map = read(path)
-    plan = plan_for(library_map, "calls_chain")
-    [trimmed] = plan.trimmed
-
-    with pytest.raises(ValueError, match="which the map lacks"):
-        trim(path, library_map, replace(plan, trimmed=(replace(trimmed, start=1),)))
 
 
 CONTENT = (BIN / "callgraph.sm_90.cubin").read_bytes()

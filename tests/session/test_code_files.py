@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.reporting.units import format_bytes
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import load_plans
 from pytest_negativa.storage.runs import Run

@@ -11,11 +11,11 @@ import pytest
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, choose_elements
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.gpucode.loadable import loadable_code
+from pytest_negativa.gpucode.summary import loadable_code
 from pytest_negativa.models.library import Element, LibraryMap, Region, Scope, Section
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.slimming import SlimStatus
-from pytest_negativa.planning.without_trace import plan_for_devices
+from pytest_negativa.planning.decide import plan_for_devices
 from pytest_negativa.reporting.slimming import render_rows
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees

@@ -35,7 +35,7 @@ from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan
 from pytest_negativa.slimming.undo import undo_trees
-from pytest_negativa.verifying.code_files import judge_files
+from pytest_negativa.verifying.used_originals import judge_files
 from tests.support.builders import (
     CubinSpec,
     ElementSpec,

@@ -6,8 +6,7 @@ import hashlib
 from pathlib import Path
 
 from pytest_negativa.models.library import LibraryIdentity
-from pytest_negativa.rewriting import copies
-from pytest_negativa.rewriting.edits import Edits, Fill, Patch
+from pytest_negativa.rewriting.layout import STEP, Edits, Fill, Patch
 
 SIZE = (5 << 20) + 123
 
@@ -25,7 +24,6 @@ def identity(path: Path) -> LibraryIdentity:
     )
 
 
-STEP = copies.STEP
 MANY = Edits.of(
     SIZE,
     [

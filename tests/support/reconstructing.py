@@ -12,7 +12,7 @@ from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
-from pytest_negativa.rewriting.edits import Edits
+from pytest_negativa.rewriting.layout import Edits, Fill
 from tests.support.libraries import BIN
 from tests.support.usages import library_usage, usage_of
 
@@ -55,10 +55,10 @@ def trimmed_of(kernel: str = "calls_shared") -> AnalyzedLibrary:
 
 def apply(data: bytes, edits: Edits) -> bytes:
     changed = bytearray(data)
-    for fill in edits.fills:
-        for offset in range(fill.start, fill.end):
-            changed[offset] = fill.value
-    for patch in edits.patches:
-        for number, byte in enumerate(patch.data):
-            changed[patch.start + number] = byte
+    for change in edits.changes:
+        for offset in range(change.start, change.end):
+            if isinstance(change, Fill):
+                changed[offset] = change.value
+            else:
+                changed[offset] = change.data[offset - change.start]
     return bytes(changed)

@@ -34,7 +34,7 @@ from pytest_negativa.rewriting.compact.records import (
     Cut,
     Smaller,
 )
-from pytest_negativa.rewriting.edits import Edits
+from pytest_negativa.rewriting.layout import Edits
 from pytest_negativa.slimming.spares import SpareTarget, plan_cut
 from pytest_negativa.storage.maps import decode_map, encode_map
 from tests.support.usages import library_usage, usage_of

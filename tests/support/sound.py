@@ -10,8 +10,7 @@ from pathlib import Path
 
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.spans import Range
-from pytest_negativa.rewriting.compact.certify import PROGRAM, declared_code
-from pytest_negativa.rewriting.compact.compact import compact_library
+from pytest_negativa.rewriting.compact.compact import PROGRAM, compact_library, declared_code
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from tests.support.compacting import build, plan_of, read, relocations_supported

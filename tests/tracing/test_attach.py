@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.trace import LibraryRecord, Role
-from pytest_negativa.planning.contents import Contents
+from pytest_negativa.planning.locate import Contents
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.command import attach_environment
 from pytest_negativa.tracing.merge import merge_traces

@@ -5,14 +5,17 @@ their addresses read as zeros and nothing else moves in memory. It also drops sy
 information. A region without used code goes with its header. Unused code that shares a page with
 other bytes becomes zeros.
 
-The original is only read. The result gets its name after it has passed its check.
+The original is only read. The result gets its name after it has passed its check: ``certify.c``, a
+program that trusts no writer, tells whether a smaller library means the same.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,10 +25,8 @@ from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Range, union
-from pytest_negativa.rewriting.compact.certify import certify, declared_code
-from pytest_negativa.rewriting.compact.dynamic import read_original
-from pytest_negativa.rewriting.compact.fatbin_regions import plan_removal
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
+from pytest_negativa.rewriting.compact.original_tables import read_original
 from pytest_negativa.rewriting.compact.pages import PageMap, lay_out, moved_segments, unsegmented
 from pytest_negativa.rewriting.compact.rebuild import check_pair
 from pytest_negativa.rewriting.compact.records import (
@@ -36,9 +37,18 @@ from pytest_negativa.rewriting.compact.records import (
     Smaller,
     Spare,
 )
-from pytest_negativa.rewriting.copies import check_sha256, check_size
-from pytest_negativa.rewriting.edits import Change, Edits, Fill, Patch, merge_edits
-from pytest_negativa.rewriting.layout import LayoutBuilder, write_layout
+from pytest_negativa.rewriting.layout import (
+    Change,
+    Edits,
+    Fill,
+    LayoutBuilder,
+    Patch,
+    check_sha256,
+    check_size,
+    merge_edits,
+    write_layout,
+)
+from pytest_negativa.rewriting.plan_edits import plan_removal, unused_ranges
 from pytest_negativa.storage.atomic import NewFile, copy_metadata
 
 
@@ -74,11 +84,7 @@ def compact_library(
     """
     options = options or CompactOptions()
     with opened(path) as source:
-        if library_map is not None and plan is not None:
-            if library_map.library != plan.library:
-                raise ReconstructError(
-                    f"{source.path}: its map and its plan are not of the same file"
-                )
+        if plan is not None:
             check_identity(path, source, plan.library)
         try:
             with refusing(target, "written", ReconstructError):
@@ -308,3 +314,87 @@ def write_design(
         certificate=certificate,
         notes=(*design.notes, *lost),
     )
+
+
+PROGRAM = Path(__file__).with_name("_certify")
+# Its exit status; 2 is that it can't know, such as without memory.
+_WRONG = 1
+
+
+def certify(
+    original: str | os.PathLike[str],
+    slim: Path,
+    spare: Path | None = None,
+    *,
+    declared: str = "",
+    sha256: str | None = None,
+    page_size: int | None = None,
+) -> str:
+    """Compare a slim library with its original.
+
+    Args:
+        original, slim: the library before and after.
+        spare: the file that has the removed pages, if there is one.
+        declared: see ``declared_code``.
+        sha256: of the original, if it is known.
+        page_size: bytes; None: the largest page of a kernel for the library's machine.
+
+    Returns:
+        The program's word, a line.
+
+    Raises:
+        CheckError: the library means something else: the writer has a bug, or the disk is faulty.
+        CannotCompactError: the program can't be run (without a C compiler it was not built), or
+            can't read a file, or was killed.
+    """
+    try:
+        done = subprocess.run(
+            [PROGRAM, original, slim, spare or "", sha256 or "", str(page_size or 0)],
+            input=declared,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except OSError as e:
+        raise CannotCompactError(
+            original,
+            f"{PROGRAM}, which certifies results, can't be run: {e.strerror}; install "
+            "pytest-negativa again, from a wheel or with a C compiler",
+        ) from e
+    if done.returncode == _WRONG:
+        problem = done.stderr.strip().partition(": not certified: ")[2]
+        raise CheckError(original, f"the result fails its check: {problem}")
+    if done.returncode:
+        why = done.stderr.strip() or f"status {done.returncode}"
+        raise CannotCompactError(original, f"the result could not be checked: {why}")
+    return done.stdout.strip()
+
+
+def declared_code(
+    source: ByteSource, library_map: LibraryMap, plan: LibraryPlan, edits: Edits | None = None
+) -> str:
+    """Declare what may differ, for the certificate: lines for regions, unused and trimmed code.
+
+    Args:
+        source, library_map, plan: of the original.
+        edits: those within kept GPU code, which trim cubins.
+    """
+    found = _declared(source, library_map, plan, edits or Edits(source.size))
+    return "".join(f"{' '.join(map(str, line))}\n" for line in found)
+
+
+def _declared(
+    source: ByteSource, library_map: LibraryMap, plan: LibraryPlan, edits: Edits
+) -> Iterator[tuple[object, ...]]:
+    unused = unused_ranges(plan)
+    for region in library_map.iter_regions():
+        yield "region", region.span.start, region.span.end
+    for block in library_map.iter_code():
+        start, end = block.header_offset, block.payload.end
+        if (block.payload.start, end) in unused:
+            if start < end:
+                yield "unused", start, end
+        elif any(True for _ in edits.overlapping(start, end)):
+            trimmed = edits.applied_to(source.read(start, end - start), start)
+            yield "trimmed", start, end, hashlib.sha256(trimmed).hexdigest()

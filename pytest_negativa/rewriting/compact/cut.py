@@ -71,17 +71,15 @@ from pytest_negativa.rewriting.compact.compact import (
     refuse_small_gain,
     write_design,
 )
-from pytest_negativa.rewriting.compact.dynamic import (
-    dynamic_rows,
-    exports_resolvers,
-    read_dynamic,
-    read_original,
-    relocated_words,
-)
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers, refusal
 from pytest_negativa.rewriting.compact.original_tables import (
     ElfTables,
+    dynamic_rows,
+    exports_resolvers,
     read_at,
+    read_dynamic,
+    read_original,
+    relocated_words,
 )
 from pytest_negativa.rewriting.compact.pages import (
     PageMap,
@@ -90,8 +88,7 @@ from pytest_negativa.rewriting.compact.pages import (
     pages_without,
 )
 from pytest_negativa.rewriting.compact.records import CannotCompactError, Cut, Design, Spare
-from pytest_negativa.rewriting.edits import Edits, Patch
-from pytest_negativa.rewriting.layout import FileLayout, LayoutBuilder
+from pytest_negativa.rewriting.layout import Edits, FileLayout, LayoutBuilder, Patch
 from pytest_negativa.spare.note import (
     DT_NEGATIVA_NOTE,
     PROBLEMS,
@@ -148,8 +145,8 @@ class _Addition:
 
     Attributes:
         note: address of the note, and of the segment with it.
-        strings, relocations: addresses of these tables, behind the note.
-        string_bytes, relocation_bytes: the tables.
+        texts: the note, and the tables of strings and relocations behind it.
+        places: address and size of each new table by the address of the old one.
         stub: address of the stub.
         dynamic: address of the dynamic section, with two words behind it.
         dynamic_bytes: the section.
@@ -158,11 +155,8 @@ class _Addition:
     """
 
     note: int
-    strings: int
-    string_bytes: bytes
-    relocations: int
-    relocation_bytes: bytes
-    jump_slots: int
+    texts: bytes
+    places: dict[int | None, tuple[int, int]]
     stub: int
     dynamic: int
     dynamic_bytes: bytes
@@ -192,7 +186,7 @@ def cut_library(
         needed: ranges of file offsets that stay.
         options: see ``CutOptions``.
         containers: ranges of file offsets with GPU code that may go, too; see
-            ``fatbin_regions.removable_code``.
+            ``plan_edits.removable_code``.
         library: the original as it was analyzed; see ``compact_library`` for an open one.
 
     Raises:
@@ -212,7 +206,7 @@ def cut_library(
 
 
 def foresee_cut(
-    path: str | os.PathLike[str] | ByteSource,
+    source: ByteSource,
     needed: Iterable[Range],
     options: CutOptions,
     containers: Iterable[Range] = (),
@@ -220,20 +214,20 @@ def foresee_cut(
     """Size in bytes of the library that ``cut_library`` would write. Nothing is written.
 
     Args:
-        path, needed, options, containers: see ``cut_library``.
+        source: the original.
+        needed, options, containers: see ``cut_library``.
 
     Raises:
         CannotCompactError: the library must stay as it is.
         FormatError: the original can't be read.
     """
-    with opened(path) as source:
-        whole = Path(source.path)
-        design, _ = _design(source, whole, whole.parent, needed, options, containers)
+    whole = Path(source.path)
+    design, _ = _design(source, whole, whole.parent, needed, options, containers)
     return design.layout.edits.size
 
 
 def hole_sizes(
-    path: str | os.PathLike[str] | ByteSource,
+    source: ByteSource,
     needed: Iterable[Range],
     options: CutOptions,
     containers: Iterable[Range] = (),
@@ -241,14 +235,14 @@ def hole_sizes(
     """Sizes in bytes of the holes that ``cut_library`` would make.
 
     Args:
-        path, needed, options, containers: see ``cut_library``.
+        source: the original.
+        needed, options, containers: see ``cut_library``.
 
     Raises:
         CannotCompactError: the library must stay as it is.
         FormatError: the original can't be read.
     """
-    with opened(path) as source:
-        _, _, holes = _read_holes(source, needed, options, tuple(containers))
+    _, _, holes = _read_holes(source, needed, options, tuple(containers))
     return [end - start for start, end in holes]
 
 
@@ -284,7 +278,7 @@ def _design(
         builder = LayoutBuilder()
         for start, end in pages.kept:
             builder.append_copy(start, end)
-        _append_tables(builder, source, tables, pages, note, addition)
+        _append_tables(builder, source, tables, dynamic, pages, note, addition)
     if options.min_gain is not None:
         refuse_small_gain(source, builder.size, options.min_gain)
     spare = Spare(
@@ -320,6 +314,11 @@ def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> N
     """
     if tables.header.e_machine != EM_X86_64:
         raise CannotCompactError(source.path, "is for another machine than x86-64")
+    if not {DT_STRTAB, DT_STRSZ, DT_SYMTAB} <= dynamic.keys():
+        raise CannotCompactError(
+            source.path,
+            "its dynamic section names no strings or no symbols (DT_STRTAB, DT_STRSZ, DT_SYMTAB)",
+        )
     if DT_TEXTREL in dynamic or dynamic.get(DT_FLAGS, 0) & DF_TEXTREL:
         raise CannotCompactError(source.path, "its code is relocated (DT_TEXTREL)")
     for name in _needed_names(source, tables, dynamic):
@@ -427,11 +426,7 @@ def _hole_rows(
     for start, end, is_constant in pieces:
         load = next(s for s in tables.loads if s.p_offset <= start < s.file_end)
         shift = load.p_vaddr - load.p_offset
-        # PF_R, PF_W, PF_X are 4, 2, 1; PROT_READ, PROT_WRITE, PROT_EXEC 1, 2, 4.
-        protection = sum(
-            bit for flag, bit in ((PF_R, 1), (PF_W, 2), (PF_X, 4)) if load.p_flags & flag
-        )
-        rows.append(Hole(start + shift, end + shift, start, protection, is_constant))
+        rows.append(Hole(start + shift, end + shift, start, load.protection, is_constant))
     return sorted(rows)
 
 
@@ -447,40 +442,42 @@ def _place_addition(
         messages.append(len(strings))
         text = f"[negativa] its spare {note.spare_name} {problem}. {note.remedy}"
         strings += text.encode() + b"\0"
-    start = _up(max(load.p_vaddr + load.p_memsz for load in tables.loads))
+    start = round_up(max(load.p_vaddr + load.p_memsz for load in tables.loads), PAGE_SIZE)
     string_address = start + round_up(len(note.pack()), 16)
     relocations = string_address + round_up(len(strings), 16)
     rows, before, jump_slots = _relocations(source, tables, dynamic)
-    stub = _up(relocations + len(rows))
+    stub = round_up(relocations + len(rows), PAGE_SIZE)
     dynamic_address = stub + STUB_SIZE
-    section = _dynamic_section(
-        source,
-        tables,
-        {
-            DT_STRTAB: string_address,
-            DT_STRSZ: len(strings),
-            DT_RELA: relocations,
-            DT_RELASZ: dynamic.get(DT_RELASZ, 0) + 2 * RELA.size,
-            DT_RELAENT: RELA.size,
-            **({DT_JMPREL: relocations + jump_slots} if DT_JMPREL in dynamic else {}),
-            DT_NEGATIVA_NOTE: start,
-        },
-    )
+    changed = {
+        DT_STRTAB: string_address,
+        DT_STRSZ: len(strings),
+        DT_RELA: relocations,
+        DT_RELASZ: dynamic.get(DT_RELASZ, 0) + 2 * RELA.size,
+        DT_RELAENT: RELA.size,
+        **({DT_JMPREL: relocations + jump_slots} if DT_JMPREL in dynamic else {}),
+        DT_NEGATIVA_NOTE: start,
+    }
+    same = (row for row in dynamic_rows(source, tables) if row.d_tag not in changed)
+    section = b"".join(map(DYN.pack, (*same, *map(DynamicEntry._make, changed.items()))))
+    section += bytes(DYN.size)
     own = b"".join(
         RELA.pack(Relocation(dynamic_address + len(section) + at, R_X86_64_IRELATIVE, stub + place))
         for at, place in ((0, STUB_START), (8, STUB_SECOND))
     )
+    texts = note.pack().ljust(string_address - start, b"\0") + strings
+    texts = texts.ljust(relocations - start, b"\0")
     return _Addition(
         note=start,
-        strings=string_address,
-        string_bytes=strings,
-        relocations=relocations,
-        relocation_bytes=rows[:before] + own + rows[before + len(own) :],
-        jump_slots=jump_slots,
+        texts=texts + rows[:before] + own + rows[before + len(own) :],
+        places={
+            dynamic[DT_STRTAB]: (string_address, len(strings)),
+            dynamic.get(DT_RELA): (relocations, changed[DT_RELASZ]),
+            dynamic.get(DT_JMPREL): (relocations + jump_slots, dynamic.get(DT_PLTRELSZ, 0)),
+        },
         stub=stub,
         dynamic=dynamic_address,
         dynamic_bytes=section,
-        headers=_up(dynamic_address + len(section) + 16),
+        headers=round_up(dynamic_address + len(section) + 16, PAGE_SIZE),
         messages=tuple(messages),
     )
 
@@ -505,24 +502,16 @@ def _relocations(
     return rows[:before] + room + rows[before:], before, jump_slots + len(room)
 
 
-def _dynamic_section(source: ByteSource, tables: ElfTables, changed: dict[int, int]) -> bytes:
-    rows = [row for row in dynamic_rows(source, tables) if row.d_tag not in changed]
-    rows += [DynamicEntry(*row) for row in changed.items()]
-    return b"".join(DYN.pack(row) for row in rows) + bytes(DYN.size)
-
-
 def _append_tables(
     builder: LayoutBuilder,
     source: ByteSource,
     tables: ElfTables,
+    dynamic: dict[int, int],
     pages: PageMap,
     note: Note,
     addition: _Addition,
 ) -> None:
-    texts = note.pack().ljust(addition.strings - addition.note, b"\0") + addition.string_bytes
-    texts = texts.ljust(addition.relocations - addition.note, b"\0") + addition.relocation_bytes
     others = list(moved_segments(tables, pages, zeros=False))
-    dynamic = read_dynamic(source, tables)
     symbols = dynamic[DT_SYMTAB]
     load = next(
         s for s in others if s.p_type == PT_LOAD and s.p_vaddr <= symbols < s.p_vaddr + s.p_filesz
@@ -533,14 +522,14 @@ def _append_tables(
         note=addition.note,
         symbols=symbols,
         symbols_start=first,
-        symbols_size=_up(load.p_vaddr + load.p_filesz) - first,
+        symbols_size=round_up(load.p_vaddr + load.p_filesz, PAGE_SIZE) - first,
         headers=addition.headers,
         header_count=len(others) + 4,
         messages=addition.messages,
     )
     new: list[ProgramHeader] = []
     for flags, address, data in (
-        (PF_R, addition.note, texts),
+        (PF_R, addition.note, addition.texts),
         (PF_R | PF_X, addition.stub, stub),
         (PF_R | PF_W, addition.dynamic, addition.dynamic_bytes + bytes(16)),
     ):
@@ -558,15 +547,6 @@ def _append_tables(
         else segment
         for segment in others
     ]
-    places = {
-        dynamic[DT_STRTAB]: (addition.strings, len(addition.string_bytes)),
-        dynamic.get(DT_RELA): (
-            addition.relocations, dynamic.get(DT_RELASZ, 0) + 2 * RELA.size,
-        ),
-        dynamic.get(DT_JMPREL): (
-            addition.relocations + addition.jump_slots, dynamic.get(DT_PLTRELSZ, 0),
-        ),
-    }  # fmt: skip
     moved = {}
     for index, section in enumerate(tables.sections):
         if section.sh_type == SHT_DYNAMIC:
@@ -576,7 +556,7 @@ def _append_tables(
                 sh_size=len(addition.dynamic_bytes),
             )
         elif _is_moved(section, dynamic):
-            address, size = places[section.sh_addr]
+            address, size = addition.places[section.sh_addr]
             offset = texts_load.p_offset + address - addition.note
             moved[index] = section._replace(sh_addr=address, sh_offset=offset, sh_size=size)
     append_headers(
@@ -614,7 +594,3 @@ def _spare_layout(source: ByteSource, tables: ElfTables, pages: PageMap, note: N
         tuple(MovedSpan(*span, span.start) for span in own),
         Edits.of(start + len(data), [Patch(start, data)]),
     )
-
-
-def _up(value: int) -> int:
-    return round_up(value, PAGE_SIZE)

@@ -64,8 +64,7 @@ from pytest_negativa.models.spans import PAGE_SIZE, Span
 from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at
 from pytest_negativa.rewriting.compact.pages import PageMap
 from pytest_negativa.rewriting.compact.records import CannotCompactError
-from pytest_negativa.rewriting.edits import Patch
-from pytest_negativa.rewriting.layout import LayoutBuilder
+from pytest_negativa.rewriting.layout import LayoutBuilder, Patch
 from pytest_negativa.spare.note import DT_NEGATIVA_NOTE, Note
 
 FAR = 1 << 33

@@ -2,20 +2,32 @@
 
 What compaction can't handle is refused here, before anything is planned. The program that
 certifies the result (``certify.c``) reads the same tables on its own.
+
+Sources: System V gABI, chapter 5 (dynamic section, ``DT_RELR``); glibc's ``elf/elf.h``.
 """
 
 from __future__ import annotations
 
 import bisect
 import itertools
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf import read_header
+from pytest_negativa.gpucode.elf import MARKER, read_header
 from pytest_negativa.gpucode.elf_tables import (
-    EM_AARCH64,
+    DF_1_PIE,
+    DT_FLAGS_1,
+    DT_JMPREL,
+    DT_NULL,
+    DT_PLTRELSZ,
+    DT_RELA,
+    DT_RELASZ,
+    DT_RELR,
+    DT_RELRSZ,
+    DYN,
     EM_X86_64,
     ET_DYN,
     PHDR,
@@ -31,14 +43,21 @@ from pytest_negativa.gpucode.elf_tables import (
     PT_NULL,
     PT_PHDR,
     PT_TLS,
+    RELA,
     SHDR,
     SHN_LORESERVE,
+    SHN_UNDEF,
+    SHT_DYNSYM,
+    STT_GNU_IFUNC,
+    SYM,
+    DynamicEntry,
     ElfHeader,
     ProgramHeader,
     SectionHeader,
     string_at,
 )
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.spans import PAGE_SIZE, Range
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 
 # Known segments: only their p_offset depends on the place of their bytes in the file.
@@ -57,10 +76,6 @@ _MAX_ADDRESS = 1 << 63
 _SMALLEST_PAGE = 4096
 # Bytes that are read in one go.
 _STEP = 256 << 10
-# Linux: x86 has 4 KiB pages only; arm64 can be built for 64 KiB, and binutils' default
-# max-page-size for it is that. Others: the largest that is common.
-_PAGE_SIZES = {EM_X86_64: 4096, EM_AARCH64: 65536}
-_OTHER_PAGE_SIZE = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +101,10 @@ class ElfTables:
     @property
     def page_size(self) -> int:
         """The largest page, in bytes, of a kernel that can load the library."""
-        return self.largest_page(_PAGE_SIZES.get(self.header.e_machine, _OTHER_PAGE_SIZE))
+        # Linux: x86 has 4 KiB pages only; arm64 can be built for 64 KiB, and binutils' default
+        # max-page-size for it is that. For others, it is the largest that is common.
+        is_x86 = self.header.e_machine == EM_X86_64
+        return self.largest_page(PAGE_SIZE if is_x86 else 64 << 10)
 
     def largest_page(self, limit: int) -> int:
         """The largest page of at most ``limit`` bytes with which ld.so loads the library.
@@ -276,3 +294,84 @@ def _is_loaded(loads: tuple[ProgramHeader, ...], offset: int, vaddr: int, size: 
             offset += load_end - vaddr
             vaddr = load_end
     return False
+
+
+# Bytes that a relocation of a library writes at most: a TLS descriptor is two words.
+_WRITTEN = 16
+
+
+def read_original(source: ByteSource) -> ElfTables:
+    """The tables of a library that is whole, and no program.
+
+    A program without PT_INTERP (static PIE) differs from a library by a flag only. A kernel before
+    Linux 5.18 finds its headers by load address plus ``e_phoff``.
+
+    Raises:
+        CannotCompactError: see ``read_tables`` and ``refuse_appended_data``; or the file is a
+            program, or has lost bytes before.
+        FormatError: see ``read_tables``.
+    """
+    tables = read_tables(source)
+    if MARKER in tables.names:
+        raise CannotCompactError(source.path, "was compacted or cut before; take the original")
+    if read_dynamic(source, tables).get(DT_FLAGS_1, 0) & DF_1_PIE:
+        raise CannotCompactError(
+            source.path, "is a program (DF_1_PIE); only libraries are compacted"
+        )
+    refuse_appended_data(source, tables)
+    return tables
+
+
+def exports_resolvers(source: ByteSource, tables: ElfTables) -> bool:
+    """Whether code of the library (IFUNC) runs when a symbol of it is looked up."""
+    rows = (
+        row
+        for section in tables.sections
+        if section.sh_type == SHT_DYNSYM
+        for row in SYM.struct.iter_unpack(
+            source.read(section.sh_offset, section.sh_size - section.sh_size % SYM.size)
+        )
+    )
+    # The type is the lower half of st_info.
+    return any(row[1] & 0xF == STT_GNU_IFUNC and row[3] != SHN_UNDEF for row in rows)
+
+
+def read_dynamic(source: ByteSource, tables: ElfTables) -> dict[int, int]:
+    """The dynamic section: tag to value; of several, the last counts, as for ld.so."""
+    return {row.d_tag: row.d_val for row in dynamic_rows(source, tables)}
+
+
+def dynamic_rows(source: ByteSource, tables: ElfTables) -> Iterator[DynamicEntry]:
+    """The rows of the dynamic section, without the last."""
+    segment = next(s for s in tables.segments if s.p_type == PT_DYNAMIC)
+    size = segment.p_filesz - segment.p_filesz % DYN.size
+    for row in DYN.iter_unpack(source.read(segment.p_offset, size)):
+        if row.d_tag == DT_NULL:
+            return
+        yield row
+
+
+def relocated_words(source: ByteSource, tables: ElfTables) -> Iterator[Range]:
+    """The addresses that ld.so writes to, as ranges that may overlap."""
+    dynamic = read_dynamic(source, tables)
+    for tag, size_tag in ((DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ), (DT_RELR, DT_RELRSZ)):
+        if tag in dynamic:
+            size = dynamic.get(size_tag, 0)
+            entry = 8 if tag == DT_RELR else RELA.size
+            data = read_at(source, tables, dynamic[tag], size - size % entry)
+            rows = _packed(data) if tag == DT_RELR else (row[0] for row in RELA.iter_unpack(data))
+            yield from ((start, start + _WRITTEN) for start in rows)
+
+
+def _packed(data: bytes) -> Iterator[int]:
+    # An even entry is an address; an odd one a bitmap of the 63 words after the last.
+    where = 0
+    for (entry,) in struct.iter_unpack("<Q", data):
+        if entry & 1 == 0:
+            yield entry
+            where = entry + 8
+            continue
+        for bit in range(63):
+            if entry >> (bit + 1) & 1:
+                yield where + 8 * bit
+        where += 63 * 8

@@ -53,11 +53,6 @@ class PageMap:
     holes: tuple[Span, ...]
     given_up: int = 0
 
-    @property
-    def size(self) -> int:
-        """Bytes of all pages that stay."""
-        return size(self.kept)
-
     def offset_of(self, offset: int) -> int:
         """The new offset of ``offset``, whose page stays."""
         assert any(self.pieces(offset, offset + 1))
@@ -67,7 +62,7 @@ class PageMap:
         """The new offset of ``offset``, or of the next page that stays."""
         at = bisect.bisect_right(self.kept, offset, key=attrgetter("end"))
         if at == len(self.kept):
-            return self.size
+            return size(self.kept)
         return self.places[at] + max(offset - self.kept[at].start, 0)
 
     def pieces(self, start: int, end: int) -> Iterator[Span]:
@@ -84,7 +79,13 @@ def lay_out(tables: ElfTables, zeros: Sequence[Range], page_size: int, max_heade
         page_size: bytes; holes are whole pages.
         max_headers: limit of program headers; the smallest holes are given up to keep it.
     """
-    found = sorted(_find_holes(tables, zeros, page_size))
+    # Inside one segment each. A PT_LOAD must have bytes of the file before its zeros.
+    found = sorted(
+        hole
+        for load in tables.loads
+        if load.p_filesz
+        for hole in within(intersection([(load.p_offset + 1, load.file_end)], zeros), page_size)
+    )
     others = sum(1 for s in tables.segments if s.p_type != PT_LOAD)
     holes = largest_holes(tables, found, max_headers - others, zeros=True)
     return pages_without(tables, holes, page_size, size(found) - size(holes))
@@ -180,15 +181,6 @@ def pages_without(
     kept = union(minus(around([(0, 1), *loaded], page_size), union(holes)))
     places = tuple(itertools.accumulate((span.size for span in kept), initial=0))[:-1]
     return PageMap(kept, page_size, places, holes, given_up)
-
-
-def _find_holes(tables: ElfTables, zeros: Sequence[Range], page_size: int) -> Iterator[Span]:
-    """Whole pages in ``zeros``, inside one segment each and never its first page."""
-    for load in tables.loads:
-        if load.p_filesz:
-            # A PT_LOAD must have bytes of the file before its zeros.
-            inside = intersection([(load.p_offset + 1, load.file_end)], zeros)
-            yield from within(inside, page_size)
 
 
 def unsegmented(tables: ElfTables, pages: PageMap) -> Iterator[Span]:

@@ -11,10 +11,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, refusing
-from pytest_negativa.gpucode.elf_tables import PT_DYNAMIC
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.dynamic import read_dynamic
-from pytest_negativa.rewriting.compact.original_tables import read_at, read_tables
+from pytest_negativa.rewriting.compact.original_tables import read_at, read_dynamic, read_tables
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.spare.note import (
     DT_NEGATIVA_NOTE,
@@ -39,8 +37,6 @@ def read_note(library: ByteSource) -> Note | None:
     """
     try:
         tables = read_tables(library)
-        if not any(s.p_type == PT_DYNAMIC for s in tables.segments):
-            return None
         address = read_dynamic(library, tables).get(DT_NEGATIVA_NOTE)
         if address is None:
             return None

@@ -11,14 +11,18 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.certify import PROGRAM, certify, declared_code
-from pytest_negativa.rewriting.compact.compact import compact_library
+from pytest_negativa.rewriting.compact.compact import (
+    PROGRAM,
+    certify,
+    compact_library,
+    declared_code,
+)
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     CheckError,
     CompactOptions,
 )
-from pytest_negativa.rewriting.overwrite import overwrite
+from pytest_negativa.rewriting.plan_edits import overwrite
 from pytest_negativa.spare.note import _STUB, STUB_SIZE
 from tests.support.compacting import (
     COMPACTABLE,
@@ -103,7 +107,7 @@ def test_nothing_is_slimmed_without_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after an installation without a C compiler."""
-    monkeypatch.setattr("pytest_negativa.rewriting.compact.certify.PROGRAM", tmp_path / "none")
+    monkeypatch.setattr("pytest_negativa.rewriting.compact.compact.PROGRAM", tmp_path / "none")
     library = build(tmp_path / "build")
     library_map = read(library)
     plan = plan_of(library_map, lambda number: number == 7)

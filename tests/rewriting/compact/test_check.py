@@ -12,10 +12,9 @@ import pytest
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.rewriting.compact.certify import certify, declared_code
-from pytest_negativa.rewriting.compact.compact import compact_library
+from pytest_negativa.rewriting.compact.compact import certify, compact_library, declared_code
 from pytest_negativa.rewriting.compact.records import CheckError
-from pytest_negativa.rewriting.edits import Edits, Fill
+from pytest_negativa.rewriting.layout import Edits, Fill
 from tests.support.compacting import (
     build,
     image,

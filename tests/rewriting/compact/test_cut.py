@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pytest_negativa.gpucode.elf_tables import PF_R, PF_W, PF_X
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.spans import Range, covers, intersection, size
-from pytest_negativa.rewriting.compact.certify import certify
+from pytest_negativa.rewriting.compact.compact import certify
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library, foresee_cut
 from pytest_negativa.rewriting.compact.rebuild import (
     OriginalSource,
@@ -316,6 +317,20 @@ def test_either_mark_of_relocated_code_is_enough(tmp_path: Path, tag: str) -> No
         cut_library(library, tmp_path / "cut.so", tmp_path, [], OPTIONS)
 
 
+@pytest.mark.parametrize("tag", ["DT_STRTAB", "DT_STRSZ", "DT_SYMTAB"])
+def test_a_table_that_is_not_there_is_refused(kit: Kit, tmp_path: Path, tag: str) -> None:
+    library = tmp_path / "libpages.so"
+    shutil.copy(kit.library, library)
+    with library.open("r+b") as file:
+        [dynamic] = ELFFile(file).iter_segments("PT_DYNAMIC")
+        assert isinstance(dynamic, DynamicSegment)
+        tags = [row.entry["d_tag"] for row in dynamic.iter_tags()]
+        file.seek(dynamic["p_offset"] + 16 * tags.index(tag))
+        file.write((21).to_bytes(8, "little"))  # DT_DEBUG says nothing
+    with pytest.raises(CannotCompactError, match="names no strings or no symbols"):
+        cut_library(library, tmp_path / "cut.so", tmp_path, [], OPTIONS)
+
+
 def test_another_machine_is_refused(kit: Kit, tmp_path: Path) -> None:
     with kit.library.open("rb") as file:
         head = bytearray(file.read())
@@ -337,10 +352,11 @@ def test_nothing_is_cut_without_the_code_that_maps_spares(
 def test_a_library_that_saves_too_little_stays(kit: Kit, cut: Cut, tmp_path: Path) -> None:
     gain = cut.size_before - cut.size_after
     enough = replace(OPTIONS, min_gain=gain)
-    assert foresee_cut(kit.library, [], enough) == cut.size_after
+    with ByteSource(kit.library) as source:
+        assert foresee_cut(source, [], enough) == cut.size_after
     assert kit.cut(tmp_path / "enough", options=enough).size_after == cut.size_after
-    with pytest.raises(CannotCompactError, match="saves only"):
-        foresee_cut(kit.library, [], replace(OPTIONS, min_gain=gain + 1))
+    with ByteSource(kit.library) as source, pytest.raises(CannotCompactError, match="saves only"):
+        foresee_cut(source, [], replace(OPTIONS, min_gain=gain + 1))
 
 
 def test_a_library_that_changes_meanwhile_is_not_cut(kit: Kit, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from pytest_negativa.rewriting.compact.certify import PROGRAM
+from pytest_negativa.rewriting.compact.compact import PROGRAM
 from tests.support.compacting import needs_compiler, relocations_supported
 from tests.support.corrupting import (
     DYN,

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.spans import size
 from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_tables
 from pytest_negativa.rewriting.compact.pages import lay_out
 from tests.support.compacting import build, needs_compiler, read
@@ -47,7 +48,7 @@ def test_pages_move_up_in_order(library: tuple[ElfTables, int, int]) -> None:
     assert not list(pages.pieces(start, start + 2 * PAGE))
     assert pages.offset_of(start + 2 * PAGE) == start
     assert pages.nearest_offset(start + 5) == start
-    assert pages.nearest_offset(1 << 40) == pages.size
+    assert pages.nearest_offset(1 << 40) == size(pages.kept)
     assert list(pages.pieces(start - 8, start + 2 * PAGE + 8)) == [
         (start - 8, start),
         (start + 2 * PAGE, start + 2 * PAGE + 8),

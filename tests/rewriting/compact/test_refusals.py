@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from pytest_negativa.errors import NegativaError, StaleLibraryError
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.rewriting.compact.certify import PROGRAM
-from pytest_negativa.rewriting.compact.compact import compact_library
+from pytest_negativa.rewriting.compact.compact import PROGRAM, compact_library
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from tests.support.builders import patched
 from tests.support.compacting import (
@@ -306,7 +305,7 @@ def test_original_that_changes_meanwhile(tmp_path: Path, monkeypatch: pytest.Mon
     touching = tmp_path / "certify"
     touching.write_text(f'#!/bin/sh\ntouch "{path}"\nexec "{PROGRAM}" "$@"\n')
     touching.chmod(0o755)
-    monkeypatch.setattr("pytest_negativa.rewriting.compact.certify.PROGRAM", touching)
+    monkeypatch.setattr("pytest_negativa.rewriting.compact.compact.PROGRAM", touching)
     library_map = read(path)
     plan = plan_of(library_map, lambda i: False)
     with pytest.raises(StaleLibraryError, match="changed while it was read"):

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.certify import certify, declared_code
-from pytest_negativa.rewriting.compact.compact import compact_library
+from pytest_negativa.rewriting.compact.compact import certify, compact_library, declared_code
 from pytest_negativa.rewriting.compact.cut import cut_library
 from pytest_negativa.rewriting.compact.records import CheckError, CompactOptions
 from tests.support.compacting import COMPACTABLE, build, needs_compiler, plan_of, read
