@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from pytest_negativa.errors import FormatError, NegativaError, StoreError
@@ -47,6 +48,9 @@ from pytest_negativa.storage.runs import Run
 
 UNWATCHED = "its sections can't be read, its code is relocated, or another file was at its path"
 """Reason for which a library could not be traced."""
+
+# The tracer writes its records with it, other ones in a proof than in a traced run.
+_OF_THE_TRACER = os.path.realpath(msgspec._core.__file__)
 
 
 class FilePages(NamedTuple):
@@ -133,14 +137,16 @@ def identify(
 
 def describe(file: HostFile, pages: FilePages) -> HostLibrary:
     """Convert the addresses of a file's pages to file offsets."""
+    path = file.original or file.file.path
+    unwatched = None if pages.watched else UNWATCHED
     return HostLibrary(
         sha256=file.sha256,
         size=file.file.size,
         build_id=file.build_id,
-        paths=(file.original or file.file.path,),
+        paths=(path,),
         watched=_offsets(file, pages.ranges),
         touched=_offsets(file, ((page, page + PAGE_SIZE) for page in pages.touched)),
-        unwatched=None if pages.watched else UNWATCHED,
+        unwatched="the tracer uses it, too" if path == _OF_THE_TRACER else unwatched,
         unread=_offsets(file, pages.unread),
     )
 

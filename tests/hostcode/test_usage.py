@@ -10,13 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytest_negativa.hostcode.functions import FunctionStarts, functions_within, summarize
-from pytest_negativa.hostcode.gather import identify, unite
+from pytest_negativa.hostcode.gather import FilePages, describe, identify, unite
 from pytest_negativa.hostcode.start import read_processor
 from pytest_negativa.models.hostcode import (
     HOST_USAGE_VERSION,
@@ -33,6 +34,16 @@ from pytest_negativa.models.trace import FileState
 from pytest_negativa.reporting.pages import render_host_report
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.paged import compile_paged, symbols_of
+
+
+def test_the_library_that_writes_the_trace_is_left_whole() -> None:
+    """It touches other pages in a proof, where it writes other records."""
+    path = os.path.realpath(msgspec._core.__file__)
+    file = identify(key_of(Path(path)))
+    assert isinstance(file, HostFile)
+    library = describe(file, FilePages(frozenset(), frozenset(), watched=True))
+    assert library.unwatched == "the tracer uses it, too"
+
 
 PAGES = st.frozensets(st.integers(0, 20), max_size=10)
 
