@@ -123,10 +123,14 @@ def _native() -> list[str]:
     """
     kept = {k: v for k, v in os.environ.items() if k not in ("CUDA_INJECTION64_PATH", "LD_AUDIT")}
     command = (sys.executable, "-m", __name__)
-    # -m searches the current folder first, which may have modules of other people.
-    folder = Path(__file__).parents[1]
     done = subprocess.run(
-        command, env=kept, cwd=folder, capture_output=True, text=True, check=False
+        command,
+        env=kept,
+        # -m searches the current folder first, which may have modules of other people.
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode or not done.stdout.strip():
         last = (done.stderr.strip().splitlines() or ["the driver shows none"])[-1]

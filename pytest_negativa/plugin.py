@@ -94,8 +94,11 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
     if config is None or not hasattr(config, "rootpath"):
         add_pytest_options(group)
         return
-    added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
-    words = [*config.getini("addopts"), *added, *_typed(config)]
+    words = [
+        *config.getini("addopts"),
+        *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
+        *_typed(config),
+    ]
     add_pytest_options(group, words)
     if OWN_VARIABLES & os.environ.keys():
         return

@@ -22,6 +22,7 @@ from pytest_negativa.analysis.combine import (
 )
 from pytest_negativa.cli.common import (
     EXECUTOR,
+    check_usage,
     settings_of,
 )
 from pytest_negativa.cli.locate import PLAN_OPTIONS, plan_and_report, warn_of_hooks
@@ -91,8 +92,7 @@ def combine(
     listed = (line.strip() for line in input_list or ())
     names = dict.fromkeys(_place(name, folder) for name in (*runs, *filter(None, listed)))
     older = dict.fromkeys(_place(name, folder) for name in carried)
-    if not (names or older):
-        raise click.UsageError("name the runs to combine: RUN... or --input-list FILE")
+    check_usage((not (names or older), "name the runs to combine: RUN... or --input-list FILE"))
     with contextlib.ExitStack() as stack:
         fetched: dict[str, Run | StoreError] = {}
         if any(map(is_url, (*names, *older))):

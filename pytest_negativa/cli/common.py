@@ -142,8 +142,14 @@ def parse_devices(
     Raises:
         OptionError: see there.
     """
-    archs = parse_archs(given, also_unknown=also_unknown)
-    return tuple(sorted({ComputeCapability(arch.major, arch.minor) for arch in archs}))
+    return tuple(
+        sorted(
+            {
+                ComputeCapability(arch.major, arch.minor)
+                for arch in parse_archs(given, also_unknown=also_unknown)
+            }
+        )
+    )
 
 
 def check_usage(*rules: tuple[object, str]) -> None:
@@ -299,8 +305,11 @@ def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
 
 def show_proof(lock: Lock) -> None:
     """Tell what a lock doesn't rest on."""
-    rows = (*lock.libraries, *lock.files)
-    doubts = [(row.path, row.not_proved) for row in rows if row.not_proved is not None]
+    doubts = [
+        (row.path, row.not_proved)
+        for row in (*lock.libraries, *lock.files)
+        if row.not_proved is not None
+    ]
     if not lock.proof.proved:
         print_warning(f"this lock is NOT PROVED: {'; '.join(lock.proof.not_proved)}")
     elif doubts:

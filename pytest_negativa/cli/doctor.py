@@ -21,8 +21,9 @@ def doctor() -> None:
     Exit status: 0, or 1 if GPU code can't be traced here.
     """
     findings = list(examine(runs_of(settings_of()).folder))
-    rows = [finding[:2] for finding in findings]
-    click.echo(format_table("ll", ("what", "found"), rows, names=(1,), fold=True))
+    click.echo(
+        format_table("ll", ("what", "found"), [one[:2] for one in findings], names=(1,), fold=True)
+    )
     obstacles = [f"- {printable(obstacle)}" for _name, _value, obstacle in findings if obstacle]
     can = "cannot" if obstacles else "can"
     show("\n".join((f"\nGPU code {can} be traced here", *obstacles)))

@@ -10,6 +10,7 @@ import click
 from pytest_negativa.cli.common import (
     answer,
     as_json_option,
+    check_usage,
     runs_of,
     settings_and_run,
     settings_of,
@@ -44,8 +45,7 @@ def runs(doomed: tuple[str, ...], keep: int | None, copies: bool, as_json: bool)
     if not doomed and keep is None and not copies:
         _list(folder, as_json=as_json)
         return
-    if as_json:
-        raise click.UsageError("--json lists the runs: leave out --delete, --keep and --copies")
+    check_usage((as_json, "--json lists the runs: leave out --delete, --keep and --copies"))
     _delete(folder, doomed, keep, copies=copies)
 
 
@@ -73,8 +73,12 @@ def _list(folder: RunsFolder, *, as_json: bool) -> None:
         ]
     if folder.copies.is_dir():
         paragraphs.append(f"copies of libraries: {format_bytes(_size(folder.copies))}")
-    then = "negativa report" if rows else "pytest --negativa"
-    answer(listing, paragraphs, as_json=as_json, then=then)
+    answer(
+        listing,
+        paragraphs,
+        as_json=as_json,
+        then="negativa report" if rows else "pytest --negativa",
+    )
 
 
 def _delete(folder: RunsFolder, names: tuple[str, ...], keep: int | None, *, copies: bool) -> None:

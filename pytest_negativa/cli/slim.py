@@ -37,7 +37,6 @@ from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import is_package
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.listing import LISTING_VERSION
-from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.slimming import UNMET, SlimRow, SlimStatus
 from pytest_negativa.reporting.progress import Progress
@@ -53,7 +52,6 @@ from pytest_negativa.slimming.spares import MOST_HOLES, SpareTarget
 from pytest_negativa.slimming.tree import refuse_other_files, roots_of, scan
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.lockfile import load_lock
-from pytest_negativa.storage.urls import Url
 
 GOES_ON = "what is done stays done, and the same command goes on from there"
 NOTHING = "nothing was changed"
@@ -354,12 +352,17 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
         ),
         (flags.spare_holes, flags.spare is not None, "--spare-holes goes with --spare"),
         (flags.target, flags.keep_originals is None, "--target does not change the package"),
+        (
+            by_lock,
+            flags.lock_file is not None or Path(LOCK).is_file(),
+            f"no {LOCK} here: give --lock, or --arch to keep what GPUs of some archs can load",
+        ),
     )
     check_usage(*((given and not allowed, rule) for given, allowed, rule in contradictions))
     aside = flags.keep_originals
     return SlimRequest(
         paths=flags.paths or active_paths(or_own=False),
-        lock=_load_lock(flags.lock_file) if by_lock else None,
+        lock=load_lock(flags.lock_file or Path(LOCK)) if by_lock else None,
         devices=_devices(flags.archs, force=flags.force_arch),
         keep_ptx=flags.keep_ptx,
         strip_others=flags.strip_others,
@@ -400,12 +403,14 @@ def _check_change(request: SlimRequest, *, no_way_back: bool, yes: bool) -> None
     options = request.options
     # A spare has nothing of the libraries that are stripped alone.
     has_spare = options.spare is not None and not request.strip_others
-    if not (has_spare or options.keep_originals is not None or no_way_back):
-        or_spare = "" if request.strip_others else "--spare DIR or "
-        raise click.UsageError(
+    or_spare = "" if request.strip_others else "--spare DIR or "
+    check_usage(
+        (
+            not (has_spare or options.keep_originals is not None or no_way_back),
             f"give {or_spare}--keep-originals DIR, so that what is removed can come back, or "
-            "--no-way-back"
+            "--no-way-back",
         )
+    )
     confirm(f"slim the libraries in {places(*request.paths)}", yes=yes)
 
 
@@ -499,14 +504,6 @@ def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
         )
         if (cost := render_holes(report.holes, report.min_hole)) is not None:
             show(f"negativa: {cost}", err=True)
-
-
-def _load_lock(path: Path | Url | None) -> Lock:
-    if path is None and not Path(LOCK).is_file():
-        raise click.UsageError(
-            f"no {LOCK} here: give --lock, or --arch to keep what GPUs of some archs can load"
-        )
-    return load_lock(path or Path(LOCK))
 
 
 def _devices(archs: Sequence[str], *, force: bool) -> tuple[ComputeCapability, ...]:

@@ -399,8 +399,7 @@ def needs(
 
     Exit status: 0, or 1 if the run can't be read or has counted no launches.
     """
-    if not (nodeids or markers or keywords):
-        raise click.UsageError("name tests: NODEID, -m EXPR or -k EXPR")
+    check_usage((not (nodeids or markers or keywords), "name tests: NODEID, -m EXPR or -k EXPR"))
     settings, run = settings_and_run(flags)
     usage = _usage_of(run)
     # Nothing tells which test opened a file that is GPU code.

@@ -131,9 +131,8 @@ def render_cobertura(files: Sequence[SourceFile], timestamp_ms: int) -> bytes:
 
 
 def _add_class(classes: ET.Element, file: SourceFile) -> None:
-    short = Path(file.path).name
-    attributes = {"name": short, "filename": file.path, **_rates([file]), "complexity": "0"}
-    element = ET.SubElement(classes, "class", attributes)
+    names = {"name": Path(file.path).name, "filename": file.path}
+    element = ET.SubElement(classes, "class", {**names, **_rates([file]), "complexity": "0"})
     methods = ET.SubElement(element, "methods")
     for line, name, tests in file.kernels:
         rate = "1" if tests else "0"

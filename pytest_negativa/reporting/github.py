@@ -49,9 +49,9 @@ def _unused(library: LibraryCoverage) -> Iterator[str]:
             place = (kernel.file, kernel.line) if kernel.file and kernel.line else None
             places[place].append(demangle(kernel.name))
     for place, kernels in sorted(places.items(), key=lambda item: item[0] or ("", 0)):
-        text = f"{format_names(kernels, 1)} of {name}: no test used this kernel"
         title = format_items(len(kernels), "unused kernel", "unused kernels")
         at = {} if place is None else {"file": place[0], "line": str(place[1])}
+        text = f"{format_names(kernels, 1)} of {name}: no test used this kernel"
         yield _command("warning", text, title=title, **at)
 
 

@@ -55,7 +55,18 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
             drop=(1, 2, 7, 6, 3, 4),
             drop_empty=True,
         )
-        yield from _summary(report)
+        never = [row for row in libraries if row.suite is SuiteUse.NEVER_LOADED]
+        if report.run_id is not None:
+            yield (
+                f"Never loaded by run {printable(report.run_id)}: "
+                f"{format_items(len(never), 'file', 'files')} of "
+                f"{format_bytes(sum(row.size for row in never))}."
+            )
+        if report.devices and any(row.slimmable_by is not None for row in libraries):
+            yield (
+                "Slimmable by plan or lock: what the suite doesn't need; by arch: code for other "
+                f"GPUs than {', '.join(report.devices)}."
+            )
         if report.run_id is None and not report.devices:
             yield (
                 "--run RUN (a traced run) or --lock FILE adds the columns by the suite and "
@@ -133,18 +144,3 @@ def _package_cells(name: str, rows: Sequence[PackageRow]) -> list[str]:
 def _package_name(row: PackageRow) -> str:
     package = row.package
     return "(no package)" if package is None else f"{package.name} {package.version}".rstrip()
-
-
-def _summary(report: ImageReport) -> Iterator[str]:
-    never = [row for row in report.libraries if row.suite is SuiteUse.NEVER_LOADED]
-    if report.run_id is not None:
-        yield (
-            f"Never loaded by run {printable(report.run_id)}: "
-            f"{format_items(len(never), 'file', 'files')} of "
-            f"{format_bytes(sum(row.size for row in never))}."
-        )
-    if report.devices and any(row.slimmable_by is not None for row in report.libraries):
-        yield (
-            "Slimmable by plan or lock: what the suite doesn't need; by arch: code for other GPUs "
-            f"than {', '.join(report.devices)}."
-        )

@@ -102,8 +102,10 @@ def render_misses(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[s
                 drop=(1,),
                 names=(2,),
             )
-    unknown = [row.unknown for row in libraries if row.unknown is not None]
-    yield from itemize("What these pages hold is not known:", unknown)
+    yield from itemize(
+        "What these pages hold is not known:",
+        [row.unknown for row in libraries if row.unknown is not None],
+    )
 
 
 def _missed_cells(name: str, rows: Sequence[MissedLibrary]) -> list[str]:

@@ -81,8 +81,8 @@ def sentences(report: RunReport) -> Iterator[str]:
     """The facts on the whole of a report, the largest first."""
     yield describe_unused(report)
     if report.watched_bytes:
-        watched = format_share(report.watched_bytes, report.unused_bytes)
-        yield f"Watched: no process read {watched} of the unused bytes."
+        share = format_share(report.watched_bytes, report.unused_bytes)
+        yield f"Watched: no process read {share} of the unused bytes."
     if report.replay is not None:
         yield report.replay
     if report.part is not None:

@@ -38,13 +38,12 @@ def render_rows(rows: Sequence[SlimRow], nothing: str, *, top: int = 0) -> str:
             (row for row in rows if row.status in _IN_TABLE and row.moved is moved),
             key=lambda row: (not row.useless, -row.before, row.path),
         ):
-            headers = (title, "before", "after", "share", "")
-            parts.append(_table("lrrrl", headers, changed, top))
+            parts.append(_table((title, "before", "after", "share", ""), changed, top))
     if sound := sorted(
         (row for row in rows if row.status is SlimStatus.SOUND),
         key=lambda row: (-row.after, row.path),
     ):
-        parts.append(_table("lrl", ("library", "size", ""), sound, top))
+        parts.append(_table(("library", None, "size", None, ""), sound, top))
     if lines := list(_lines(rows)):
         parts.append("\n".join(lines))
     return "\n\n".join(parts) if rows else nothing
@@ -75,24 +74,25 @@ def render_problems(rows: Sequence[SlimRow]) -> Iterator[str]:
     )
 
 
-def _table(align: str, headers: Sequence[str], rows: Sequence[SlimRow], top: int) -> str:
+def _table(headers: Sequence[str | None], rows: Sequence[SlimRow], top: int) -> str:
     def cells(name: str, some: Sequence[SlimRow]) -> list[str]:
         before, after = sum(row.before for row in some), sum(row.after for row in some)
         statuses = {row.status.value for row in some}
-        # Of files that were removed, nothing is there.
-        sizes = [format_bytes(after) if after else "-"]
-        if "share" in headers:
-            share = format_share(after, before) if after < before else "-"
-            sizes = [format_bytes(before), format_bytes(after), share]
-        return [name, *sizes, statuses.pop() if len(statuses) == 1 else ""]
+        return [
+            name,
+            format_bytes(before),
+            # Of files that were removed, nothing is there to check.
+            format_bytes(after) if after or "before" in headers else "-",
+            format_share(after, before) if after < before else "-",
+            statuses.pop() if len(statuses) == 1 else "",
+        ]
 
     def name(row: SlimRow) -> str:
         others = f" and {format_items(row.others, 'more name', 'more names')}" if row.others else ""
         return row.path + others
 
     total = [*cells(format_items(len(rows), "library", "libraries"), rows)[:-1], ""]
-    drop = [headers.index("share")] if "share" in headers else []
-    return format_table(align, headers, first_rows(rows, top, name, cells), total, drop=drop)
+    return format_table("lrrrl", headers, first_rows(rows, top, name, cells), total, drop=(3,))
 
 
 def _lines(rows: Sequence[SlimRow]) -> Iterator[str]:

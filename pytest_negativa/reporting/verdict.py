@@ -34,10 +34,13 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
     yield from _libraries_of(verdict)
     yield from itemize("Started otherwise than when traced:", verdict.changes)
     yield from _tests("Tests that ended otherwise on the copies:", verdict.differences)
-    tolerated = [t for t in verdict.tests if t.changes and not t.differs]
-    yield from _tests("Tolerated (verify.tolerate):", tolerated)
-    flaky = [t for t in verdict.tests if t.differs and t.flaky]
-    yield from _tests(f"Flaky ({FLAKY_RULE}):", flaky)
+    yield from _tests(
+        "Tolerated (verify.tolerate):",
+        [test for test in verdict.tests if test.changes and not test.differs],
+    )
+    yield from _tests(
+        f"Flaky ({FLAKY_RULE}):", [test for test in verdict.tests if test.differs and test.flaky]
+    )
     spell = demangle if options.demangle else str
     for kind in WorkKind:
         details = [
@@ -157,8 +160,10 @@ def render_page_verdict(verdict: PageVerdict) -> Iterator[str]:
         at = f" (file offsets {spans})" if spans else ""
         yield f"{printable(Path(row.path).name)}: {printable(row.detail or '')}{at}"
     yield from and_more(len(against), _MAX_TESTS)
-    differs = [test for test in verdict.tests if test.differs and not test.flaky]
-    yield from _tests("Tests that ended otherwise:", differs)
+    yield from _tests(
+        "Tests that ended otherwise:",
+        [test for test in verdict.tests if test.differs and not test.flaky],
+    )
     yield "\n".join(map(printable, verdict.limits))
     yield describe_page_verdict(verdict)
 

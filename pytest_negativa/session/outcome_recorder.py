@@ -169,7 +169,11 @@ class OutcomeRecorder:
             exit_status=int(session.exitstatus),
             # What comes now is no test: it must not count as a long one.
             time_ns=System.time_ns(),
-            context_lost=_is_context_lost(session),
+            context_lost=any(
+                CONTEXT_LOST in str(getattr(one, "shouldstop", ""))
+                # pytest-xdist's controller does not copy its workers' reasons to the session.
+                for one in (session, session.config.pluginmanager.get_plugin("dsession"))
+            ),
             circumstances=circumstances_of(session.config, self._environ, self._files),
         )
 
@@ -215,14 +219,6 @@ def _keywords(item: pytest.Item) -> list[str]:
     except (AttributeError, ImportError):
         return []
     return sorted(map(utf8, names))
-
-
-def _is_context_lost(session: pytest.Session) -> bool:
-    reasons = [session.shouldstop]
-    # pytest-xdist's controller does not copy its workers' reasons to the session.
-    if (distributed := session.config.pluginmanager.get_plugin("dsession")) is not None:
-        reasons.append(getattr(distributed, "shouldstop", False))
-    return any(CONTEXT_LOST in str(reason) for reason in reasons)
 
 
 def _text(report: Any) -> str | None:

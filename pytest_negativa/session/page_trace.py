@@ -114,11 +114,10 @@ def _start_again(run: Run, cwd: Path) -> NoReturn:
 
     run.make()
     logs = begin_logs(run, run.folder.parent)
-    handover = json.dumps({"process": identify_process(), "folder": str(run)})
     environ = {
         **os.environ,
         **watch_environment(os.environ, logs),
-        PAGES_RUN_VARIABLE: handover,
+        PAGES_RUN_VARIABLE: json.dumps({"process": identify_process(), "folder": str(run)}),
     }
     sys.stdout.flush()
     sys.stderr.flush()

@@ -113,10 +113,11 @@ def replace_process(settings: Settings, program: Program) -> NoReturn:
     environ = {**os.environ, _REQUEST: json.dumps(plain)}
     sys.stdout.flush()
     sys.stderr.flush()
-    arguments = [sys.executable, "-c", start, *program.command]
     try:
         os.chdir(program.cwd)
-        os.execve(sys.executable, arguments, environ)  # noqa: S606 (as the shell did)
+        os.execve(  # noqa: S606 (as the shell did)
+            sys.executable, [sys.executable, "-c", start, *program.command], environ
+        )
     except OSError as e:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         raise NegativaError(f"{sys.executable}: cannot be started: {e.strerror}") from e

@@ -59,9 +59,8 @@ def click_options(*names: str) -> Callable[[_Command], _Command]:
     def decorate(command: _Command) -> _Command:
         for name in reversed(names):  # click shows them in reverse order of decoration
             option = BY_NAME[name]
-            off = "" if option.value else f"/--no-{option.stem}"
             command = click.option(
-                option.cli_flag + off,
+                option.cli_flag if option.value else f"{option.cli_flag}/--no-{option.stem}",
                 option.dest,
                 default=None,
                 multiple=option.is_repeated,

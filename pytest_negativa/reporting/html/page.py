@@ -199,8 +199,7 @@ def _facts(report: RunReport, usage: Usage) -> Iterator[tuple[str, str]]:
     # The process that began first started the others.
     for header in sorted((one.header for one in usage.processes), key=lambda h: h.start_ns)[:1]:
         yield "Project", Path(header.root).name
-        began = time.gmtime(header.start_ns / 1e9)
-        yield "Date", time.strftime("%Y-%m-%d %H:%M UTC", began)
+        yield "Date", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(header.start_ns / 1e9))
         program, *words = header.argv or (header.executable,)
         yield "Command", shlex.join([Path(program).name, *words])
     for device in usage.devices[:1]:
