@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.image import SlimmableBy
-from pytest_negativa.models.located import may_be
 from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.plan import KeepReason, LibraryPlan
+from pytest_negativa.models.plan import KeepReason, LibraryPlan, may_be
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.storage.results import load_plans, load_usage
 from pytest_negativa.storage.runs import Run

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
 from pytest_negativa.models.listing import SimilarPair
-from pytest_negativa.models.located import earliest
-from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.plan import LibraryPlan, earliest
 from pytest_negativa.models.trace import (
     ImageUse,
     LibraryUsage,

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pytest_negativa.models.library import Cubin, LibraryMap
-from pytest_negativa.models.located import LocatedLibrary, UseMark, earliest
+from pytest_negativa.models.plan import LocatedLibrary, UseMark, earliest
 from pytest_negativa.models.trace import (
     ImageUse,
     LibraryUsage,

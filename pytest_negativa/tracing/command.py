@@ -23,11 +23,10 @@ from pytest_negativa.models.trace import CHILDREN_UNTRACED, EndRecord, Role, War
 from pytest_negativa.storage.outcomes import CommandOutcome
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
+from pytest_negativa.tracing.children import LACKS, Children, injection_library, outer_sockets
 from pytest_negativa.tracing.launches import NVTX_INJECTION
-from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.start import ROOT_VARIABLE, SAMPLE, child_environment, make_header
 from pytest_negativa.tracing.trace_files import TraceWriter
-from pytest_negativa.tracing.untraced_children import LACKS, Children, outer_sockets
 
 # The places of CUPTI: in NVIDIA's wheels for CUDA 13 and 12, and in toolkits.
 _IN_PACKAGES = ("nvidia/cu13/lib/libcupti.so.13", "nvidia/cuda_cupti/lib/libcupti.so.12")

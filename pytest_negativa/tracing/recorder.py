@@ -35,6 +35,7 @@ from pytest_negativa.models.trace import (
     WarningRecord,
 )
 from pytest_negativa.storage.system import System
+from pytest_negativa.tracing.children import OUTER_LACKS, tell_lack
 from pytest_negativa.tracing.launches import KernelLaunches
 from pytest_negativa.tracing.mappings import (
     UNKNOWN_IMAGE,
@@ -47,7 +48,6 @@ from pytest_negativa.tracing.mappings import (
     state_of,
 )
 from pytest_negativa.tracing.trace_files import TraceWriter
-from pytest_negativa.tracing.untraced_children import OUTER_LACKS, tell_lack
 
 
 class Recorder:
