@@ -17,7 +17,6 @@ from pytest_negativa.analysis.combine import (
     copy_traces,
     fetch_parts,
     healed_at,
-    is_used_here,
     read_part,
     why_partial,
 )
@@ -101,7 +100,10 @@ def plan_and_report(
     with workers_for(executor) as workers, Progress("reading libraries") as progress:
         usage = with_pages_of(with_pages(merge_when_ended(lambda: traces), run), parts)
         failure = failure or usage.why_incomplete(UNENDED)
-        latest = healed is None or is_used_here(usage)
+        # Another machine's runs: is GPU code used of a library that is here?
+        latest = healed is None or any(
+            used.images and Path(used.library.path).exists() for used in usage.libraries
+        )
         if healed:
             # In whatever order the parts are given.
             ordered = sorted(healed, key=repr)

@@ -96,8 +96,7 @@ class Recorder:
 
     def library(self, file: MappedFile) -> int:
         """The id of a mapped file; its first mention writes its record."""
-        known = self._loaded.get(file)
-        return self._identify(file) if known is None else known
+        return self._loaded.get(file) or self._identify(file)
 
     def libraries(self, files: Iterable[MappedFile]) -> None:
         """Note mapped libraries, and whether files changed that are known."""
