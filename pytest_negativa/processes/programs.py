@@ -76,7 +76,7 @@ def memory_of(process: psutil.Process, *, proportional: bool = False) -> int | N
     Bytes.
     """
     try:
-        info = process.memory_full_info() if proportional else process.memory_info()
+        info: Any = process.memory_full_info() if proportional else process.memory_info()
         return int(info.pss if proportional else info.rss)
     except psutil.Error:
         return None
