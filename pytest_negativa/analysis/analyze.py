@@ -22,8 +22,7 @@ from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.file_kinds import FileKind, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
-from pytest_negativa.models.located import LocatedLibrary
-from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.plan import LibraryPlan, LocatedLibrary
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import (
     FileState,
@@ -239,8 +238,9 @@ class _Analyzer:
         located = locate_library(library_map, used, self._usage, changed)
         self._located.append(located)
         plan = plan_library(located, self._devices, policy, self._incomplete(used) or lack)
-        covered = self._cover(library_map, plan, used, names)
-        return AnalyzedLibrary(library_map, plan, covered, names.distribution)
+        return AnalyzedLibrary(
+            library_map, plan, self._cover(library_map, plan, used, names), names.distribution
+        )
 
     def _cover(
         self, library_map: LibraryMap, plan: LibraryPlan, used: LibraryUsage, names: LibraryNames
@@ -253,8 +253,9 @@ class _Analyzer:
             is_covered = plan.library.path in self._own
         if limit is None and not is_covered:
             return None
-        places = self._source_lines(library_map)
-        return cover_library(plan, used, self._usage, demangle, places, limit=limit)
+        return cover_library(
+            plan, used, self._usage, demangle, self._source_lines(library_map), limit=limit
+        )
 
     def _source_lines(self, library_map: LibraryMap) -> dict[str, tuple[str, int]]:
         """Source file and line of kernels; a file in a root folder is relative to it."""

@@ -30,7 +30,6 @@ from pytest_negativa.models.trace import (
     LibraryRecord,
     Role,
     TracedLibrary,
-    Usage,
 )
 from pytest_negativa.models.verdict import NeededSpan, Verdict
 from pytest_negativa.planning.code_files import unite
@@ -231,11 +230,6 @@ def prove_by_parts(
     verdict = unite_verdicts(run.run_id, planned, tested)
     write_record(run.verdict_file, verdict, indent=1)
     return verdict
-
-
-def is_used_here(usage: Usage) -> bool:
-    """Whether GPU code was used of a library that is on this machine."""
-    return any(used.images and Path(used.library.path).exists() for used in usage.libraries)
 
 
 _MARK = b'"record":"library"'

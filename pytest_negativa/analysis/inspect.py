@@ -190,8 +190,8 @@ def render_json(inspected: Sequence[InspectedSet], texts: Mapping[Path, bytes]) 
         libraries=(),
         errors=tuple(utf8(str(e)) for s in inspected for e in errors_of(s)),
     )
-    data = msgspec.json.encode(document, enc_hook=encode_hook)
-    begin, libraries, end = msgspec.json.format(data, indent=1).decode().partition(_NO_LIBRARIES)
+    text = msgspec.json.format(msgspec.json.encode(document, enc_hook=encode_hook), indent=1)
+    begin, libraries, end = text.decode().partition(_NO_LIBRARIES)
     yield begin
     paths = [m.path for s in inspected for m in s.mapped if m.summary is not None]
     if not paths:

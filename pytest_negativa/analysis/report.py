@@ -183,8 +183,9 @@ def write_reports(
     if any(wanted.format is ReportFormat.BASELINE for wanted in options.formats):
         if not contents.libraries:
             raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")
-        baseline = make_baseline(run.run_id, contents.libraries)
-        contents = dataclasses.replace(contents, baseline=baseline)
+        contents = dataclasses.replace(
+            contents, baseline=make_baseline(run.run_id, contents.libraries)
+        )
     for path, data in render_to_files(contents, options):
         is_file = isinstance(path, Url) or (path.is_file() and not path.is_relative_to("/dev"))
         if is_file or not anew:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
 from pytest_negativa.gpucode.files import bare_arch
-from pytest_negativa.models.located import LocatedLibrary, UseMark
+from pytest_negativa.models.plan import LocatedLibrary, UseMark
 from pytest_negativa.models.report import RuntimeCode
 from pytest_negativa.models.trace import FirstUse, ImageForm, ImageUse, LibraryUsage, Usage
 from pytest_negativa.storage.system import read_head, read_regular
@@ -174,6 +174,8 @@ def _find_cached(
                     if start < 0 or status.st_size - start not in sizes:
                         continue
                     sha256 = hashlib.sha256(read_regular(path)[start:]).hexdigest()
-                    file = _CacheFile(compiler, path, status.st_mtime_ns, bare_arch(head[start:]))
-                    found.setdefault(sha256, file)
+                    found.setdefault(
+                        sha256,
+                        _CacheFile(compiler, path, status.st_mtime_ns, bare_arch(head[start:])),
+                    )
     return found

@@ -9,9 +9,6 @@ from typing import Any
 
 import click
 
-from pytest_negativa.analysis.combine import (
-    is_used_here,
-)
 from pytest_negativa.analysis.report import plan_run
 from pytest_negativa.cli.common import (
     EXECUTOR,
@@ -88,7 +85,10 @@ def plan_and_report(
     with workers_for(executor) as workers, Progress("reading libraries") as progress:
         usage = with_pages_of(with_pages(merge_when_ended(lambda: traces), run), parts)
         failure = failure or usage.why_incomplete(UNENDED)
-        latest = healed is None or is_used_here(usage)
+        # Another machine's runs: is GPU code used of a library that is here?
+        latest = healed is None or any(
+            used.images and Path(used.library.path).exists() for used in usage.libraries
+        )
         if healed:
             # In whatever order the parts are given.
             ordered = sorted(healed, key=repr)

@@ -43,9 +43,8 @@ from pytest_negativa.models.library import (
     Scope,
     add_foreign,
 )
-from pytest_negativa.models.located import may_be
 from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.plan import KeepReason, LibraryPlan
+from pytest_negativa.models.plan import KeepReason, LibraryPlan, may_be
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.storage.records import utf8

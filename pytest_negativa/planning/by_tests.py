@@ -17,9 +17,8 @@ from msgspec.structs import replace
 from pytest_negativa.errors import OptionError
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
 from pytest_negativa.models.listing import SimilarPair
-from pytest_negativa.models.located import earliest
 from pytest_negativa.models.outcomes import TestResult
-from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.plan import LibraryPlan, earliest
 from pytest_negativa.models.trace import (
     ImageUse,
     LibraryUsage,

@@ -34,15 +34,17 @@ from pytest_negativa.models.library import (
     Ptx,
     Region,
 )
-from pytest_negativa.models.located import LocatedLibrary, UseMark, earliest
 from pytest_negativa.models.plan import (
     PLAN_VERSION,
     Decision,
     KeepReason,
     KernelUse,
     LibraryPlan,
+    LocatedLibrary,
     TrimmedCubin,
     UnusedReason,
+    UseMark,
+    earliest,
 )
 from pytest_negativa.models.spans import PAGE_SIZE, around, intersection, minus, size, union
 from pytest_negativa.models.trace import FirstUse

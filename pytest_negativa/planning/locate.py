@@ -19,7 +19,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from pytest_negativa.models.library import Cubin, LibraryMap
-from pytest_negativa.models.located import LocatedLibrary, UseMark, earliest
+from pytest_negativa.models.plan import LocatedLibrary, UseMark, earliest
 from pytest_negativa.models.spans import Span, intersection, union
 from pytest_negativa.models.trace import (
     ImageUse,

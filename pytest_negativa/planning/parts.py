@@ -14,8 +14,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.located import may_be
-from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin
+from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin, may_be
 from pytest_negativa.models.reconstruction import FILL
 from pytest_negativa.models.spans import Span, covers, intersection, size, union
 from pytest_negativa.models.trace import Usage

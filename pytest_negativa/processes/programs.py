@@ -70,18 +70,14 @@ def end_processes(running: Callable[[], Iterable[psutil.Process]]) -> None:
             time.sleep(_POLL)
 
 
-def resident_bytes(process: psutil.Process) -> int:
-    """The resident set of a process; 0 if it has ended."""
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
+def memory_of(process: psutil.Process, *, proportional: bool = False) -> int | None:
+    """The resident or the proportional set of a process; None if it has ended or may not be read.
 
-
-def proportional_bytes(process: psutil.Process) -> int | None:
-    """The proportional set of a process; None if it has ended or may not be read."""
+    Bytes.
+    """
     try:
-        return int(process.memory_full_info().pss)
+        info: Any = process.memory_full_info() if proportional else process.memory_info()
+        return int(info.pss if proportional else info.rss)
     except psutil.Error:
         return None
 
@@ -120,13 +116,13 @@ class MemoryPeaks:
             self.running = tuple(p for p in descendants() if p not in self.others)
             self.seen.update(p.pid for p in self.running)
             self._next_scan = _next_time(begin)
-        rss = sum(map(resident_bytes, self.running))
+        rss = sum(memory_of(process) or 0 for process in self.running)
         self.rss = max(self.rss, rss)
         begin = time.monotonic()
         if rss <= self._pss_at_rss or begin < self._next_pss:
             return
         self._pss_at_rss = rss
-        known = [pss for p in self.running if (pss := proportional_bytes(p)) is not None]
+        known = [s for p in self.running if (s := memory_of(p, proportional=True)) is not None]
         self._next_pss = _next_time(begin)
         if known:
             self.pss = max(self.pss or 0, sum(known))

@@ -49,10 +49,10 @@ from pytest_negativa.storage.handover import (
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.rounds import current_round, load_round
 from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.tracing.children import outer_sockets
 from pytest_negativa.tracing.detector import Detector, TraceError
 from pytest_negativa.tracing.start import Tracing, make_header, start_detector, start_tracing
 from pytest_negativa.tracing.trace_files import end_former_program
-from pytest_negativa.tracing.untraced_children import outer_sockets
 
 if TYPE_CHECKING:
     from pytest_negativa.verifying.rounds import Program

@@ -78,7 +78,17 @@ def write_run(
     names = _file_names(analysis.libraries)
     write_record(run.usage_file, analysis.usage)
     save_digests(run.traces_folder, (used.library for used in analysis.usage.libraries))
-    write_record(run.negativa_ml_file, _negativa_ml_trace(analysis.usage))
+    # The content of Negativa-ML's trace.json, and what tells the two apart.
+    negativa_ml_trace = {
+        "format_version": _NEGATIVA_ML_VERSION,
+        "loaded_sos": [library.library.path for library in analysis.usage.libraries],
+        "detected_kernels": sorted(
+            {name for image in analysis.usage.iter_images() for name in image.kernels}
+        ),
+        "devices": [device.compute_capability for device in analysis.usage.devices],
+        "run_ids": list(analysis.usage.run_ids),
+    }
+    write_record(run.negativa_ml_file, negativa_ml_trace)
     for library in analysis.libraries:
         name = names[library.plan.library.path]
         write_record(run.map_dir / name, library.library_map)
@@ -97,19 +107,6 @@ def write_run(
         run.usage_file.name,
         *(f"{folder.name}/" for folder in folders if analysis.libraries),
     )
-
-
-def _negativa_ml_trace(usage: Usage) -> dict[str, Any]:
-    """Content of Negativa-ML's ``trace.json``, and what tells the two apart."""
-    return {
-        "format_version": _NEGATIVA_ML_VERSION,
-        "loaded_sos": [library.library.path for library in usage.libraries],
-        "detected_kernels": sorted(
-            {name for image in usage.iter_images() for name in image.kernels}
-        ),
-        "devices": [device.compute_capability for device in usage.devices],
-        "run_ids": list(usage.run_ids),
-    }
 
 
 def negativa_ml_spans(plan: LibraryPlan) -> dict[str, Any]:

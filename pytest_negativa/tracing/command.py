@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from pytest_negativa.errors import ExitStatus, NegativaError, Stopped, refusing
@@ -23,16 +25,16 @@ from pytest_negativa.models.trace import CHILDREN_UNTRACED, EndRecord, Role, War
 from pytest_negativa.storage.outcomes import CommandOutcome
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
+from pytest_negativa.tracing.children import LACKS, Children, injection_library, outer_sockets
 from pytest_negativa.tracing.launches import NVTX_INJECTION
-from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.start import ROOT_VARIABLE, SAMPLE, child_environment, make_header
 from pytest_negativa.tracing.trace_files import TraceWriter
-from pytest_negativa.tracing.untraced_children import LACKS, Children, outer_sockets
 
 # The places of CUPTI: in NVIDIA's wheels for CUDA 13 and 12, and in toolkits.
 _IN_PACKAGES = ("nvidia/cu13/lib/libcupti.so.13", "nvidia/cuda_cupti/lib/libcupti.so.12")
 _IN_TOOLKITS = ("extras/CUPTI/lib64/libcupti.so", "lib64/libcupti.so")
 
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds that a program has to end.
 _AFTER_CTRL_C = 10
 
@@ -78,20 +80,26 @@ def run_traced(
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a program; if this process is interrupted, so is the program, and it may end."""
-    with refusing(command[0], "started", NegativaError):
-        process = subprocess.Popen(command, env=environ)
-    try:
-        return process.wait()
-    except KeyboardInterrupt as e:
-        # Ctrl-C in a terminal reaches the program, too; other signals reach this process alone.
-        if isinstance(e, Stopped):
-            process.send_signal(e.number)
+    # The program may be there before the call that starts it returns; it must not run on alone.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    release = partial(signal.pthread_sigmask, signal.SIG_SETMASK, before)
+    with contextlib.ExitStack() as stack:
+        stack.callback(release)
+        with refusing(command[0], "started", NegativaError):
+            process = subprocess.Popen(command, env=environ, preexec_fn=release)
         try:
-            process.wait(None if isinstance(e, Stopped) else _AFTER_CTRL_C)
-        except (KeyboardInterrupt, subprocess.TimeoutExpired):
-            process.kill()
-            process.wait()
-        raise
+            stack.close()
+            return process.wait()
+        except KeyboardInterrupt as e:
+            # Ctrl-C in a terminal reaches the program, too; other signals reach this process alone.
+            if isinstance(e, Stopped):
+                process.send_signal(e.number)
+            try:
+                process.wait(None if isinstance(e, Stopped) else _AFTER_CTRL_C)
+            except (KeyboardInterrupt, subprocess.TimeoutExpired):
+                process.kill()
+                process.wait()
+            raise
 
 
 def _write_lacks(run: Run, root: Path, lacks: Sequence[str]) -> None:

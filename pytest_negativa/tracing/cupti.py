@@ -22,6 +22,7 @@ from pytest_negativa.devices import driver_initialised
 from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import Context
 from pytest_negativa.storage.system import ProcessMemory
+from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.detector import TraceError, TracerBusy, TracerUnavailable
 from pytest_negativa.tracing.drivercalls import (
     DRIVER_CALLS,
@@ -38,7 +39,6 @@ from pytest_negativa.tracing.mappings import (
     Mappings,
     identify_file_image,
 )
-from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.trace_files import TraceWriter
 
@@ -458,8 +458,7 @@ def busy_message(
 ) -> str:
     """Name the tools that may hold CUPTI."""
     # CUPTI 13.0 puts it so for a tool that gave no name, as Kineto (torch.profiler) does.
-    named = subscriber and "<not provided>" not in subscriber
-    who = [f'"{subscriber}"'] if named else []
+    who = [f'"{subscriber}"'] if subscriber and "<not provided>" not in subscriber else []
     who += suspects(libraries, environ)
     return (
         "CUPTI serves one tool at a time and is taken by "

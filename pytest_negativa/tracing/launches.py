@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any, NamedTuple
 
+from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.detector import TracerUnavailable
 from pytest_negativa.tracing.mappings import loaded_cupti
-from pytest_negativa.tracing.native import injection_library
 
 # CUpti_ActivityKind in cupti_activity.h: CONCURRENT_KERNEL doesn't serialise kernels.
 _KIND_DRIVER = 4

@@ -496,8 +496,9 @@ class _TraceMerger:
     def _when(self, context: int, place: int) -> _When:
         if context not in self._contexts:
             self._dangling.add(f"context {context}")
-            unknown = Context(phase=Phase.PROCESS)
-            self._contexts[context] = ContextRecord(id=context, context=unknown, time_ns=0)
+            self._contexts[context] = ContextRecord(
+                id=context, context=Context(phase=Phase.PROCESS), time_ns=0
+            )
         found = self._contexts[context]
         return (found.time_ns, self._process, place, self._merger.context(found.context))
 
@@ -544,8 +545,9 @@ class _TraceMerger:
         if (found := self._contexts.get(record.context)) is not None:
             where = found.context.nodeid or found.context.phase.value
         what = "was off" if record.id in self._ended_gaps else "went off and stayed so"
-        text = f"{where}: the detector {what}: {record.reason}"
-        self._merger.mark_incomplete("gap", text, self._process)
+        self._merger.mark_incomplete(
+            "gap", f"{where}: the detector {what}: {record.reason}", self._process
+        )
 
     def _report(self) -> None:
         for uses in self._unknown.values():

@@ -35,6 +35,7 @@ from pytest_negativa.models.trace import (
     WarningRecord,
 )
 from pytest_negativa.storage.system import System
+from pytest_negativa.tracing.children import OUTER_LACKS, tell_lack
 from pytest_negativa.tracing.launches import KernelLaunches
 from pytest_negativa.tracing.mappings import (
     UNKNOWN_IMAGE,
@@ -47,7 +48,6 @@ from pytest_negativa.tracing.mappings import (
     state_of,
 )
 from pytest_negativa.tracing.trace_files import TraceWriter
-from pytest_negativa.tracing.untraced_children import OUTER_LACKS, tell_lack
 
 
 class Recorder:
@@ -96,8 +96,7 @@ class Recorder:
 
     def library(self, file: MappedFile) -> int:
         """The id of a mapped file; its first mention writes its record."""
-        known = self._loaded.get(file)
-        return self._identify(file) if known is None else known
+        return self._loaded.get(file) or self._identify(file)
 
     def libraries(self, files: Iterable[MappedFile]) -> None:
         """Note mapped libraries, and whether files changed that are known."""

@@ -24,11 +24,10 @@ from pytest_negativa.models.trace import (
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
+from pytest_negativa.tracing.children import LACKS, Children, injection_library, leave_to_python
 from pytest_negativa.tracing.detector import Detector, TraceError, TracerBusy
 from pytest_negativa.tracing.mappings import loaded_cupti
-from pytest_negativa.tracing.native import injection_library, leave_to_python
 from pytest_negativa.tracing.trace_files import TraceWriter
-from pytest_negativa.tracing.untraced_children import LACKS, Children
 
 if TYPE_CHECKING:
     from pytest_negativa.tracing.replay import Recording

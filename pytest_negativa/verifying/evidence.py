@@ -19,7 +19,7 @@ from pytest_negativa.processes.redirect import (
     read_logs,
     why_not_redirected,
 )
-from pytest_negativa.tracing.native import injection_library
+from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
 from pytest_negativa.verifying.same_outcome import Ends
 from pytest_negativa.verifying.traced_run import TracedRun

@@ -16,9 +16,9 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.trace import UNENDED, Role, Usage
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.command import attach_environment
 from pytest_negativa.tracing.merge import merge_traces
-from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.start import child_environment
 from tests.support.libraries import MULTIARCH, NEGATIVA, ROOT, SUPPORT
 

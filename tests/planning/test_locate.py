@@ -10,7 +10,7 @@ import pytest
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
-from pytest_negativa.models.located import LocatedLibrary
+from pytest_negativa.models.plan import LocatedLibrary
 from pytest_negativa.models.trace import Context, Phase
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library

@@ -7,8 +7,7 @@ import psutil
 from pytest_negativa.processes.programs import (
     MemoryPeaks,
     descendants,
-    proportional_bytes,
-    resident_bytes,
+    memory_of,
 )
 from tests.support.pythons import ALLOCATED, INTERPRETER, python
 
@@ -39,6 +38,5 @@ def test_what_is_shared_counts_once_in_pss_and_twice_in_rss() -> None:
 def test_processes_that_are_gone() -> None:
     with python("print(1, flush=True)") as process:
         gone = psutil.Process(process.pid)
-    assert resident_bytes(gone) == 0
-    assert proportional_bytes(gone) is None
+    assert memory_of(gone) is memory_of(gone, proportional=True) is None
     assert gone not in descendants()

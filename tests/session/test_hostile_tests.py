@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.tracing.untraced_children import Children
+from pytest_negativa.tracing.children import Children
 from tests.support.faults import PlantedFault
 from tests.support.sessions import used_kernels
 from tests.support.verified import VerifiedProject

@@ -11,9 +11,9 @@ from pathlib import Path
 from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.children import Children
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.start import child_environment
-from pytest_negativa.tracing.untraced_children import Children
 from tests.support.libraries import MULTIARCH, ROOT, SUPPORT
 from tests.support.sessions import unmeasured_environ
 

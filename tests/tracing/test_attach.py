@@ -16,11 +16,10 @@ import pytest
 from pytest_negativa.models.trace import LibraryRecord, Role
 from pytest_negativa.planning.locate import Contents
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.children import Children, injection_library
 from pytest_negativa.tracing.command import attach_environment
 from pytest_negativa.tracing.merge import merge_traces
-from pytest_negativa.tracing.native import injection_library
 from pytest_negativa.tracing.trace_files import TraceReader
-from pytest_negativa.tracing.untraced_children import Children
 from tests.support.compiling import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.injected import Injected, kernels

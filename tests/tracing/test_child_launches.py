@@ -10,7 +10,7 @@ import pytest
 
 from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.tracing.native import injection_library
+from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.trace_files import TraceReader
 from tests.support.compiling import needs_compiler
 from tests.support.injected import Injected

@@ -12,8 +12,8 @@ import pytest
 from pytest_negativa.errors import NegativaError, StoreError
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing import command as running
+from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.command import CommandNotFound, find_cupti, run_traced
-from pytest_negativa.tracing.native import injection_library
 
 ROOT = Path("/project")
 

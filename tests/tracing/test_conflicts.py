@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.cupti import busy_message, suspects
-from pytest_negativa.tracing.native import injection_library
 
 
 def test_suspects() -> None:

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.tracing.native import injection_library
-from pytest_negativa.tracing.untraced_children import Children
+from pytest_negativa.tracing.children import Children, injection_library
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.emulators import ANSWERS_FOR_MAPS, not_in_qemu
 from tests.support.faults import PlantedFault

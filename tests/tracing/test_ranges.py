@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import pytest
 
+from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.detector import TracerUnavailable
 from pytest_negativa.tracing.launches import KernelLaunches, LaunchCounter, Ranges
-from pytest_negativa.tracing.native import injection_library
 from tests.support.compiling import needs_compiler
 from tests.support.libraries import ROOT
 

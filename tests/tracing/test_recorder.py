@@ -14,11 +14,11 @@ import pytest
 
 from pytest_negativa.models.trace import ImageForm, LibraryUsage, Usage
 from pytest_negativa.storage.system import ProcessMemory
+from pytest_negativa.tracing.children import Children, outer_sockets
 from pytest_negativa.tracing.mappings import FoundImage, Mappings
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.trace_files import TraceWriter
-from pytest_negativa.tracing.untraced_children import Children, outer_sockets
 from tests.support.faults import PlantedFault
 from tests.support.libraries import NO_FIXTURES, PLAIN, QUICKSTART_LIBRARY
 from tests.support.traces import header

@@ -16,7 +16,7 @@ from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.trace import UsageProcess
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.tracing.native import injection_library
+from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.verifying.evidence import gather_loads
 from pytest_negativa.verifying.rounds import RoundResult
 from tests.support.compiling import compile_c, needs_compiler

@@ -1,4 +1,4 @@
-/* Samples of processes outside of sessions (tracing/attach.py), and pauses of a trace. */
+/* Samples of processes outside of sessions (tracing/command.py), and pauses of a trace. */
 #pragma once
 
 #include "cupti.h"

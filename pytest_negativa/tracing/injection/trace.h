@@ -26,7 +26,7 @@ static nlink_t trace_links; /* when it was new */
 static off_t lost_at;       /* where the header says that nothing is lost */
 static char last_error[1024];
 /* No child of a session: it is traced for a while, and its trace names no more than GPU code and
- * the files that it lies in (tracing/attach.py). */
+ * the files that it lies in (tracing/command.py). */
 static bool is_sample;
 
 static long long nanoseconds(struct timespec t) {
@@ -35,7 +35,7 @@ static long long nanoseconds(struct timespec t) {
 
 static long long now_ns(void) { return (long long)clock_ns(CLOCK_REALTIME); }
 
-/* Tells a process that waits for it (tracing/untraced_children.py) something of this one. It needs
+/* Tells a process that waits for it (tracing/children.py) something of this one. It needs
  * no right and no space on a disk. */
 static void send_to(const char *name, size_t length, const char *fact) {
     struct sockaddr_un address = {.sun_family = AF_UNIX};

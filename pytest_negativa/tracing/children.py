@@ -1,11 +1,16 @@
-"""Child processes of a traced process that are not traced themselves."""
+"""Child processes of a traced process: the library that traces them, and those that are not traced.
+
+CUDA loads the native library into the child processes.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 LACKS = "NEGATIVA_LACKS"
 """The variable with the name of the session's socket, see ``Children.name``."""
@@ -62,3 +67,17 @@ def tell_lack(name: str, text: str) -> None:
     # The session may have ended.
     with contextlib.suppress(OSError), _Socket(socket.AF_UNIX, _KIND) as sender:
         sender.sendto(text.encode("utf-8", "backslashreplace")[:_LONGEST], f"\0{name}")
+
+
+def injection_library() -> Path | None:
+    """The library that CUDA loads into child processes; None: it was not built."""
+    path = Path(__file__).with_name("_injection.so")
+    return path if path.is_file() else None
+
+
+def leave_to_python(injection: Path) -> None:
+    """Have the library leave this process alone: CUDA would load it here, too.
+
+    Its forked children are traced by the library all the same.
+    """
+    ctypes.CDLL(str(injection)).negativa_leave_to_python()
