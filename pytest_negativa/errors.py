@@ -130,7 +130,7 @@ class NotFoundError(StoreError):
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal other than Ctrl-C asked the process to end. No handler of errors catches it.
+    """A signal asked the process to end. No handler of errors catches it.
 
     Attributes:
         number: the signal.

@@ -25,10 +25,10 @@ from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan, LocatedLibrary
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import (
-    FileState,
     ImageForm,
     LibraryUsage,
     TracedLibrary,
+    TracedState,
     Usage,
     UsageWarning,
 )
@@ -353,7 +353,7 @@ def _head_of(path: str) -> bytes:
         return b""
 
 
-def _present(path: str, state: FileState, library_map: LibraryMap) -> TracedLibrary:
+def _present(path: str, state: TracedState, library_map: LibraryMap) -> TracedLibrary:
     """The library that lies at a path.
 
     Args:

@@ -1,4 +1,4 @@
-"""Shared by the commands of ``negativa``: options, settings, the run, output."""
+"""Shared by the commands of ``negativa``: options, settings, the run, questions, output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.cli.main import interruptible as interruptible
+from pytest_negativa.cli.main import ended_by_signals as ended_by_signals
 from pytest_negativa.devices import parse_archs
 from pytest_negativa.errors import ExitStatus, OptionError
 from pytest_negativa.gpucode.workers import DaskCluster, Workers, open_workers

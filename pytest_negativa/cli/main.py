@@ -79,7 +79,7 @@ _COMMANDS = {name: row for commands in _GROUPS.values() for name, row in command
 
 
 @contextlib.contextmanager
-def interruptible(state: str | None = None) -> Iterator[None]:
+def ended_by_signals(state: str | None = None) -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP end the process soon: one line, and status 128 + N.
 
     Args:
@@ -149,7 +149,7 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with interruptible():
+            with ended_by_signals():
                 return super().invoke(ctx)
         except click.UsageError as e:
             name = e.option_name if isinstance(e, click.NoSuchOption) else None

@@ -23,7 +23,6 @@ from pytest_negativa.cli.common import (
     confirm,
     encode_json,
     fail_for,
-    interruptible,
     parse_devices,
     say_next,
     settings_of,
@@ -31,6 +30,7 @@ from pytest_negativa.cli.common import (
     show_proof,
     typed,
 )
+from pytest_negativa.cli.main import ended_by_signals
 from pytest_negativa.errors import ExitStatus, OptionError, UnknownArch, did_you_mean
 from pytest_negativa.hostcode.gather import load_touched
 from pytest_negativa.hostcode.page_logs import read_misses
@@ -235,7 +235,7 @@ def slim_undo(
     paths = paths or active_paths(or_own=False)
     confirm(f"put the originals back in {places(*paths)}", yes=yes or dry_run)
     with (
-        interruptible(NOTHING if dry_run else GOES_ON),
+        ended_by_signals(NOTHING if dry_run else GOES_ON),
         Progress("putting originals back") as progress,
     ):
         rows = undo_trees(paths, dry_run=dry_run, on_done=progress.update)
@@ -272,7 +272,7 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: A
     """
     top = settings_of(flags).reports.top
     paths = paths or active_paths()
-    with interruptible(NOTHING), Progress("checking libraries") as progress:
+    with ended_by_signals(NOTHING), Progress("checking libraries") as progress:
         rows = [row for tree in scan(paths) for row in check_tree(tree, progress.update)]
     nothing = f"nothing was slimmed in {places(*paths)}: nothing was checked"
     is_sound = all(row.status is SlimStatus.SOUND for row in rows)
@@ -419,7 +419,7 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
         show_proof(request.lock)
     unchanged = request.options.dry_run or request.target is not None
     with (
-        interruptible(NOTHING if unchanged else GOES_ON),
+        ended_by_signals(NOTHING if unchanged else GOES_ON),
         Progress("slimming") as progress,
     ):
         if any(map(is_package, request.paths)):

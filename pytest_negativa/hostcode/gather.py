@@ -40,7 +40,7 @@ from pytest_negativa.models.hostcode import (
     HostUsage,
 )
 from pytest_negativa.models.spans import PAGE_SIZE, Span, intersection, minus, size, union
-from pytest_negativa.models.trace import FileState, LibraryUsage, Usage
+from pytest_negativa.models.trace import LibraryUsage, TracedState, Usage
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.records import load_record, write_record
 from pytest_negativa.storage.results import load_digests, load_usage
@@ -98,7 +98,7 @@ def _unread(constants: Sequence[LoggedLibrary]) -> tuple[Span, ...]:
 
 
 def identify(
-    key: FileKey, digests: Mapping[tuple[str, FileState], str | None] = MappingProxyType({})
+    key: FileKey, digests: Mapping[tuple[str, TracedState], str | None] = MappingProxyType({})
 ) -> HostFile | str:
     """Read the content of a file, or tell why it is not known.
 

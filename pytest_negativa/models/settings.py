@@ -1,4 +1,4 @@
-"""The records of the settings in force, in the shape of ``negativa.yaml``.
+"""Settings in force, in the shape of ``negativa.yaml``, and which limits are crossed.
 
 They hold plain values only and can travel to the workers of pytest-xdist. They have no defaults:
 types, defaults and help are in the table of options, ``settings.options``.

@@ -148,7 +148,7 @@ class DataKind(str, enum.Enum):
     UNIFIED_FUNCTION = "unified-function"
 
 
-FileState = tuple[int | None, int | None, int | None, int | None, int | None]
+TracedState = tuple[int | None, int | None, int | None, int | None, int | None]
 """Of a file: device, inode, size in bytes, modification and change time in ns."""
 
 
@@ -179,7 +179,7 @@ class TracedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     sha256: str | None = None
 
     @property
-    def state(self) -> FileState:
+    def state(self) -> TracedState:
         """What a write to the file, or another file at its path, changes."""
         return self.device, self.inode, self.size, self.mtime_ns, self.ctime_ns
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from pytest_negativa.errors import Stopped
+
 # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 # Sampling must not slow down the program: reading a large process's page tables takes long and
@@ -134,23 +136,11 @@ def _next_time(begin: float) -> float:
     return end + (end - begin) / _SHARE_OF_TIME
 
 
-class Interrupted(KeyboardInterrupt):
-    """A signal asked this process to end. It is no ``Exception``, so no handler swallows it.
-
-    Attributes:
-        number: the signal.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        super().__init__(f"interrupted ({signal.Signals(number).name}): nothing is proved")
-
-
 def interruptible() -> contextlib.AbstractContextManager[None]:
-    """Raise ``Interrupted`` if a signal asks this process to end."""
+    """Raise ``Stopped`` if a signal asks this process to end."""
 
     def interrupt(number: int, _frame: object) -> None:
-        raise Interrupted(number)
+        raise Stopped(number)
 
     return _handled_by(interrupt)
 

@@ -1,4 +1,4 @@
-"""Finds and reads ``negativa.yaml``, or the same settings in ``pyproject.toml``.
+"""Finds and reads ``negativa.yaml``, or ``pyproject.toml``; refuses unknown keys.
 
 All faults of a file are reported together.
 """

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from pytest_negativa.models.build_id import find_build_id
-from pytest_negativa.models.trace import FileState, ImageForm, TracedLibrary
+from pytest_negativa.models.trace import ImageForm, TracedLibrary, TracedState
 from pytest_negativa.storage.system import ProcessMemory, System, open_regular
 
 # proc(5), /proc/pid/maps: address perms offset dev inode pathname. Only lines with a path.
@@ -268,7 +268,7 @@ def identify_library(path: str) -> TracedLibrary:
         System.close(fd)
 
 
-def state_of(path: str) -> FileState | None:
+def state_of(path: str) -> TracedState | None:
     """The state of the file at a path; None if none is there."""
     try:
         status = System.stat(path)

@@ -1,4 +1,4 @@
-"""Merges trace files into one ``Usage``, independent of the order of the files."""
+"""Merges trace files into one ``Usage``, in any order; decides what a torn one may lack."""
 
 from __future__ import annotations
 

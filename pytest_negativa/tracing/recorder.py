@@ -21,7 +21,6 @@ from pytest_negativa.models.trace import (
     DeviceRecord,
     EndRecord,
     EnumerationRecord,
-    FileState,
     GapEndRecord,
     GapRecord,
     ImageForm,
@@ -32,6 +31,7 @@ from pytest_negativa.models.trace import (
     Phase,
     RefusalRecord,
     TracedLibrary,
+    TracedState,
     WarningRecord,
 )
 from pytest_negativa.storage.system import System
@@ -60,7 +60,7 @@ class Recorder:
         self._context = Context(phase=Phase.IMPORT)
         self._contexts: dict[Context, int] = {}
         # By path and state: a file that changes is another library.
-        self._libraries: dict[tuple[str, FileState | None], int] = {}
+        self._libraries: dict[tuple[str, TracedState | None], int] = {}
         # What the loader has mapped, as of the last look at all of it.
         self._loaded: dict[MappedFile, int] = {}
         # By path and the inode of the mapping.

@@ -149,7 +149,7 @@ def prove_pages(
 
     Raises:
         NegativaError: files of the run can't be read or written.
-        Interrupted: a signal asked this process to end.
+        Stopped: a signal asked this process to end.
     """
     healings = _MOST_HEALINGS if settings.healing else 1
     while True:

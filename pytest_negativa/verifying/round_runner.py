@@ -1,4 +1,4 @@
-"""Runs the rounds of a session, and shows what each is for, how far it is, and how it ended."""
+"""Runs the rounds of a session: how long one may be silent, what each is for, how it ended."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class RoundRunner:
 
         Raises:
             NegativaError: see ``run_round``.
-            Interrupted: see ``run_round``.
+            Stopped: see ``run_round``.
         """
         most = self._settings.verify.rerun
         seconds = None

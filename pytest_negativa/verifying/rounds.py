@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from pytest_negativa.errors import NegativaError, refusing
+from pytest_negativa.errors import NegativaError, Stopped, refusing
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.processes.file_users import Opens
-from pytest_negativa.processes.programs import ChildWatch, Interrupted, end_program
+from pytest_negativa.processes.programs import ChildWatch, end_program
 from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.outcomes import (
     CommandOutcome,
@@ -142,7 +142,7 @@ def run_round(
         follow: called when the outcomes file has grown.
 
     Raises:
-        Interrupted: a signal asked this process to end; the program has ended.
+        Stopped: a signal asked this process to end; the program has ended.
         NegativaError: the program can't be started, or the folder can't be written.
     """
     round_file = save_round(round_spec)
@@ -167,7 +167,7 @@ def run_round(
             status = end_program(process, ROUND_VARIABLE, str(round_file))
     if interrupted:
         assert watch.signal is not None
-        raise Interrupted(watch.signal)
+        raise Stopped(watch.signal)
     if writer is not None:
         expected = round_spec.expected
         traced = read_outcomes(Path(expected)).exit_status if expected is not None else 0

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pytest_negativa.errors import SYSTEM_REFUSALS, ExitStatus, NegativaError, OptionError
+from pytest_negativa.errors import SYSTEM_REFUSALS, ExitStatus, NegativaError, OptionError, Stopped
 from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.auditors import watch_environment, why_unwatchable
-from pytest_negativa.processes.programs import Interrupted, interruptible
+from pytest_negativa.processes.programs import interruptible
 from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import fit, print_error, printable
 from pytest_negativa.reporting.verdict import render_page_verdict, render_verdict
@@ -46,7 +46,7 @@ def run_supervisor(work: Callable[[], int]) -> int:
             raise
         print_error(e)
         return ExitStatus.FAILED
-    except Interrupted as e:
+    except Stopped as e:
         print_error(e)
         return 128 + e.number  # As shells have it.
 
@@ -67,7 +67,7 @@ def verify_program(
 
     Raises:
         NegativaError: the run can't be verified.
-        Interrupted: a signal asked this process to end.
+        Stopped: a signal asked this process to end.
     """
     status, own_status = 0, None
     traces = run is None

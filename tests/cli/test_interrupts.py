@@ -39,13 +39,13 @@ def test_workers_end_with_the_command(tmp_path: Path, number: signal.Signals) ->
 import os, signal, sys
 from pathlib import Path
 import psutil
-from pytest_negativa.cli.main import interruptible
+from pytest_negativa.cli.main import ended_by_signals
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import LocalProcesses
 from pytest_negativa.models.library import Scope
 paths = list(Path({str(tmp_path)!r}).iterdir())
 workers = LocalProcesses(2)
-with interruptible():
+with ended_by_signals():
     for _ in map_libraries(paths, MapRequest(Scope()), None, workers, min_parallel_size=0):
         print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
         os.kill(os.getpid(), {number})

@@ -30,7 +30,7 @@ from pytest_negativa.models.hostcode import (
     Processor,
 )
 from pytest_negativa.models.spans import PAGE_SIZE, Span, union
-from pytest_negativa.models.trace import FileState
+from pytest_negativa.models.trace import TracedState
 from pytest_negativa.reporting.pages import render_host_report
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.paged import compile_paged, symbols_of
@@ -208,7 +208,7 @@ def test_a_known_digest_holds_until_the_file_changes(
     found = identify(key)
     assert isinstance(found, HostFile) and (found.build_id is None) == bool(flags)
     ctime_ns = library.stat().st_ctime_ns
-    digests: dict[tuple[str, FileState], str | None]
+    digests: dict[tuple[str, TracedState], str | None]
     digests = {(key.path, (*key[1:], ctime_ns)): "known"}
     assert identify(key, digests) == replace(found, sha256="known")
     # The same size and modification time.

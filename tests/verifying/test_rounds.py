@@ -110,11 +110,11 @@ def test_an_interrupted_program_is_over(tmp_path: Path) -> None:
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from pytest_negativa.processes.programs import Interrupted\n"
+        "from pytest_negativa.errors import Stopped\n"
         "from tests.support.rounds import run_command\n"
         "try:\n"
         "    run_command(Path(sys.argv[1]), 'sh', '-c', 'trap \"\" TERM; echo > ready; sleep 94')\n"
-        "except Interrupted as e:\n"
+        "except Stopped as e:\n"
         "    print(e)\n"
     )
     process = subprocess.Popen(
