@@ -52,6 +52,7 @@ from pytest_negativa.slimming.spares import MOST_HOLES, SpareTarget
 from pytest_negativa.slimming.tree import refuse_other_files, roots_of, scan
 from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.lockfile import load_lock
+from pytest_negativa.storage.system import available_cores
 
 GOES_ON = "what is done stays done, and the same command goes on from there"
 NOTHING = "nothing was changed"
@@ -375,7 +376,7 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             dry_run=flags.dry_run,
             keep_originals=None if aside is None else absolute(aside),
             spare=None if flags.spare is None else _spare(flags),
-            jobs=flags.jobs or len(os.sched_getaffinity(0)),
+            jobs=flags.jobs or available_cores(),
         ),
     )
 

@@ -21,6 +21,7 @@ from typing import IO, BinaryIO, Protocol, TypeVar
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.models.image import Member
+from pytest_negativa.storage.system import available_cores
 
 _FILE_TYPES = {
     stat.S_IFDIR: "a directory",
@@ -251,7 +252,7 @@ def _nameless_file(path: str, size: int) -> BinaryIO:
             return tempfile.TemporaryFile()
     except OSError:
         pass
-    if size > (most := _MAX_IN_MEMORY // len(os.sched_getaffinity(0))):
+    if size > (most := _MAX_IN_MEMORY // available_cores()):
         problem = f"{size:,} bytes are more than the {most:,} that are unpacked to memory"
         remedy = "set TMPDIR to a folder with four times the room"
         raise FormatError(path, None, f"{problem}; {remedy}")

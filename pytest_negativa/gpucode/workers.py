@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from pytest_negativa.errors import OptionError, WorkerError, describe_fault
+from pytest_negativa.storage.system import available_cores
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -100,7 +101,7 @@ class LocalProcesses:
 
     def count(self, tasks: int) -> int:
         """See ``Workers``."""
-        return min(self.jobs or len(os.sched_getaffinity(0)), tasks)
+        return min(self.jobs or available_cores(), tasks)
 
     @contextlib.contextmanager
     def open(self, tasks: int) -> Iterator[Executor]:

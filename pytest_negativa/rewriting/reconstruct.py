@@ -56,7 +56,7 @@ from pytest_negativa.rewriting.plan_edits import overwrite, trim_kernels
 from pytest_negativa.storage.atomic import remove_abandoned, write_atomically
 from pytest_negativa.storage.flock import find_holders, lock, open_to_lock
 from pytest_negativa.storage.records import decode_versioned
-from pytest_negativa.storage.system import read_regular
+from pytest_negativa.storage.system import available_cores, read_regular
 
 MANIFEST_NAME = ".negativa-manifest.json"
 WRITING_NAME = ".negativa-lock"
@@ -107,9 +107,7 @@ def reconstruct(
         root.mkdir(parents=True, exist_ok=True)
         root = root.resolve()
     with writing_copies(root, patience):
-        return _Reconstructor(root, fill, compact).run(
-            wanted, jobs or len(os.sched_getaffinity(0)), on_done
-        )
+        return _Reconstructor(root, fill, compact).run(wanted, jobs or available_cores(), on_done)
 
 
 def copy_path(root: Path, path: str) -> Path:

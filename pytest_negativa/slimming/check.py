@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from pytest_negativa.slimming.manifest import (
 )
 from pytest_negativa.slimming.spares import is_moved, note_of, problem_of
 from pytest_negativa.slimming.tree import FileGroup, Records, Tree
+from pytest_negativa.storage.system import available_cores
 
 _INTERRUPTED = (
     "a run is at work here, or was killed: check again when it has ended, or let the next negativa "
@@ -60,7 +60,7 @@ def check_tree(
     if manifest.run is not None:
         rows = [SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, _INTERRUPTED)]
     # Hashing takes the time, and leaves Python's lock to others.
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
         names = sorted(known)
         done, total = 0, sum(entry.size for entry in known.values())
         on_done(done, total)

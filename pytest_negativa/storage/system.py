@@ -56,6 +56,11 @@ _forks: list[None] = []
 os.register_at_fork(after_in_child=partial(_forks.append, None))
 
 
+def available_cores() -> int:
+    """Number of cores that this process may use: of threads and processes, if no option says."""
+    return len(os.sched_getaffinity(0))
+
+
 def process_mark() -> tuple[int, int]:
     """Mark of a process, which its forked children lack: in a pid namespace one may have its id."""
     return System.getpid(), len(_forks)

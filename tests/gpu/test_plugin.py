@@ -263,7 +263,9 @@ def test_profiler_without_the_mark(tmp_path: Path) -> None:
     marked = '@pytest.mark.negativa_off(reason="profiles itself")\n'
     (tmp_path / "test_profile.py").write_text(PROFILED.replace(marked, ""))
 
-    done = run_pytest(tmp_path, "--negativa", "--negativa-verify")
+    # Sessions of other tests, which run beside this one, open the same installed packages.
+    note = "--negativa-opened-originals=note"
+    done = run_pytest(tmp_path, "--negativa", "--negativa-verify", note)
 
     assert "\nPROVED" in done.stdout
     usage = latest(tmp_path, "usage.json")
