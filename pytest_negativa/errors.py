@@ -10,6 +10,7 @@ import contextlib
 import enum
 import errno
 import os
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 
 SYSTEM_REFUSALS = frozenset(
@@ -138,7 +139,7 @@ class Stopped(KeyboardInterrupt):
 
     def __init__(self, number: int) -> None:
         self.number = number
-        super().__init__(number)
+        super().__init__(f"interrupted ({signal.Signals(number).name}): nothing is proved")
 
 
 @contextlib.contextmanager

@@ -106,6 +106,8 @@ def identify(
         key: the file as it was when a process loaded it.
         digests: SHA-256 of files, by path and state; a file that has changed since is read again.
     """
+    if not key.path:
+        return "a library was gone from its path when it was loaded"
     name = os.fsencode(key.path).decode("utf-8", "backslashreplace")
     if name != key.path:
         return f"{name}: its path is not UTF-8, and the files of a run can't hold it"

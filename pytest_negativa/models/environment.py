@@ -20,6 +20,7 @@ OWN_VARIABLES = frozenset(
         "NEGATIVA_CHAINED_INJECTION",
         "NEGATIVA_CUPTI",
         "NEGATIVA_FIRST_RESULT",
+        "NEGATIVA_GIT",  # of the commands that install this package, in docs/
         "NEGATIVA_LEVEL",
         "NEGATIVA_PAGES_ARMED",
         "NEGATIVA_PAGES_GPU",

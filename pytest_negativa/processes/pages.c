@@ -112,6 +112,7 @@ static Library *watch_all(const struct link_map *map) {
     Mapping mapping;
     bool found = realpath(name, path) != NULL;
     /* A neighbour of a copy has a name in the folder of copies; see redirect.c. */
+    if (!found) path[0] = 0;
     if (!found && find_mapping((uintptr_t)map->l_ld, &mapping)) {
         snprintf(path, sizeof path, "%s", mapping.path);
         found = path[0] == '/';

@@ -235,6 +235,9 @@ def trim_kernels(
     changes: list[Change] = []
     cubins: list[RepackedCubin] = []
     for trimmed in sorted(plan.trimmed, key=lambda trimmed: trimmed.start):
+        if trimmed.start not in blocks:
+            problem = f"its plan trims a cubin at {trimmed.start:#x}, where its map has none"
+            raise ReconstructError(f"{source.path}: {problem}")
         made, cubin = _trim(source, blocks[trimmed.start], trimmed, value)
         changes += made
         cubins.append(cubin)

@@ -262,14 +262,17 @@ def remove_files(journal: Journal, package: Package, options: SlimOptions) -> It
             for name in group.names:
                 take_out(root / name, group.state)
             gone.append(group)
-        for folder in {(root / name).parent for group in gone for name in group.names}:
-            with refusing(folder, "written", ReconstructError):
-                sync_folder(folder)
     except NegativaError as e:
         problem = str(e)
     finally:
         for name in [name for name in removed if os.path.lexists(root / name)]:
             del removed[name]
+    try:
+        for folder in {(root / name).parent for group in gone for name in group.names}:
+            with refusing(folder, "written", ReconstructError):
+                sync_folder(folder)
+    except NegativaError as e:
+        problem = problem or str(e)
     if gone:
         yield package.row(SlimStatus.SLIMMED, gone)
     if problem is not None:

@@ -22,7 +22,7 @@ from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import RecordLine, record_digest
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
-from pytest_negativa.slimming.atomic_replacement import copy_file, look, replace_all, state_at
+from pytest_negativa.slimming.atomic_replacement import copy_file, look, replace_all
 from pytest_negativa.slimming.folder_locks import hold, hold_metadata
 from pytest_negativa.slimming.manifest import manifest_of, save_manifest
 from pytest_negativa.slimming.spares import rebuild
@@ -160,8 +160,7 @@ class Journal:
             os.path.join(self.root, name): RecordLine(record_digest(entry.sha256), str(entry.size))
             for entry in self.manifest.slimmed.values()
             for name in entry.names
-            if (state := state_at(self.root / name)) is not None
-            and (state.size, state.mtime_ns) == (entry.size, entry.mtime_ns)
+            if _is_result(self.root / name, entry)
         }
         for entry in self._back.values():
             line = RecordLine(record_digest(entry.original_sha256), str(entry.original_size))
@@ -214,3 +213,11 @@ def open_journals(paths: Sequence[Path], *, dry_run: bool) -> Iterator[list[Jour
         # A leftover may have been one more name of a library.
         trees = scan(paths) if leftovers else trees
         yield [Journal(tree, held=[tree.root for tree in trees]) for tree in trees]
+
+
+def _is_result(path: Path, entry: SlimmedFile) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns)

@@ -197,7 +197,12 @@ def _unpack_wheel(source: ByteSource, folder: Path) -> Pack:
         seen.add(info.filename)
     infos = {info.filename: info for info in archive.infolist() if not info.is_dir()}
     archive.extractall(folder, infos)  # noqa: S202 (a ZIP archive; its names were checked)
-    records = [path.relative_to(folder) for path in folder.glob(f"*.dist-info/{RECORD}")]
+    names = (name.split("/") for name in infos)
+    records = [
+        Path(*parts)
+        for parts in names
+        if len(parts) == 2 and parts[0].endswith(".dist-info") and parts[1] == RECORD
+    ]
     if len(records) != 1:
         problem = f"has {len(records)} folders *.dist-info with RECORD, expected 1; no wheel"
         raise FormatError(source.path, None, problem)

@@ -413,7 +413,12 @@ class Slimmer:
             original = str(aside)
         status = staged.stat()
         installers = (one for name in task.names for one in journal.tree.installers(name))
-        records = dict.fromkeys(os.path.relpath(one.record, journal.root) for one in installers)
+        records = tuple(dict.fromkeys(os.path.relpath(i.record, journal.root) for i in installers))
+        reinstall = next(filter(None, map(journal.tree.reinstall_command, task.names)), None)
+        if task.slimmed is not None:
+            # Its RECORD may have been removed since.
+            records = records or task.slimmed.entry.records
+            reinstall = reinstall or task.slimmed.entry.reinstall
         entry = SlimmedFile(
             names=task.names,
             original_sha256=file.original_sha256,
@@ -426,10 +431,10 @@ class Slimmer:
             gpu_code_removed=made.gpu_code_removed,
             certificate=file.certificate,
             never_loaded=task.recipe.kind is Kind.NEVER_LOADED,
-            records=tuple(records),
+            records=records,
             original=original,
             notes=notes,
-            reinstall=next(filter(None, map(journal.tree.reinstall_command, task.names)), None),
+            reinstall=reinstall,
             spare=None if spare is None else str(spare),
             replaced=None if replaced == file.sha256 else replaced,
         )

@@ -160,7 +160,7 @@ class CuptiDetector:
                 # Kineto (torch.profiler) never gives CUPTI back. Detached, it still works.
                 self._cupti.finalize()
                 self._subscribe()
-        except TraceError as e:
+        except (TraceError, self._cupti.cuptiError) as e:
             self._recorder.warn("cupti-taken", f"after {after}: {e}", incomplete=True)
         return self._subscriber is not None
 

@@ -8,6 +8,7 @@ steps aside before the first profile, until an empty profile has made Kineto sub
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -34,7 +35,9 @@ def before_first_profile(step_aside: Callable[[Callable[[], None]], None]) -> bo
     def prepare_shared(config: object, activities: Iterable[Any], **more: object) -> None:
         if any(activity.name == "CUDA" for activity in activities):
             profiler._prepare_profiler = prepare
-            step_aside(partial(profile_nothing, config, activities))
+            # The user's profile must begin, whatever became of ours.
+            with contextlib.suppress(Exception):
+                step_aside(partial(profile_nothing, config, activities))
         prepare(config, activities, **more)
 
     def profile_nothing(config: object, activities: Iterable[Any]) -> None:

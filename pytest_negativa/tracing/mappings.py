@@ -411,7 +411,7 @@ class ImageResolver:
         """Bytes of a cubin in memory: up to the end of its last table or section.
 
         Mostly that is a table. In cubins of TensorRT-LLM the sections come last.
-        ``gpucode.frames`` finds the end of a cubin in a file the same way.
+        ``gpucode.scan`` finds the end of a cubin in a file the same way.
         """
         phoff, shoff = struct.unpack_from("<QQ", header, 32)
         phentsize, phnum, shentsize, shnum = struct.unpack_from("<HHHH", header, 54)

@@ -265,7 +265,9 @@ class Recorder:
 
     def gap_ends(self) -> None:
         """Tracing goes on."""
-        self._writer.write(GapEndRecord(id=self._gap, time_ns=System.time_ns()))
+        if self._gap:
+            self._writer.write(GapEndRecord(id=self._gap, time_ns=System.time_ns()))
+            self._gap = 0
 
     def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
         """Note a warning, once; ``incomplete`` if the trace lacks something."""

@@ -183,7 +183,8 @@ def test_every_variable_of_the_package_is_known() -> None:
     package = Path(pytest_negativa.__file__).parent
     texts = [p.read_text() for p in package.rglob("*") if p.suffix in (".py", ".c")]
     used = {name for text in texts for name in re.findall(r'"(NEGATIVA_[A-Z_]+)"', text)}
-    assert used == OWN_VARIABLES
+    # That one is of commands that install the package.
+    assert used | {"NEGATIVA_GIT"} == OWN_VARIABLES
 
 
 @pytest.mark.slow

@@ -169,6 +169,14 @@ def test_a_hostile_wheel(simple: Path, tmp_path: Path, name: str, message: str) 
     assert list((tmp_path / "out").iterdir()) == []
 
 
+def test_a_wheel_whose_record_is_a_folder(tmp_path: Path) -> None:
+    wheel = tmp_path / "a-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("a-1.dist-info/RECORD/file", b"")
+    result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
+    assert result.exit_code == 1 and "has 0 folders *.dist-info with RECORD" in result.stderr
+
+
 def test_a_wheel_with_a_wrong_checksum(simple: Path, tmp_path: Path) -> None:
     wheel = tmp_path / simple.name
     data = bytearray(simple.read_bytes())

@@ -45,6 +45,19 @@ def test_it_steps_aside_before_the_first_profile_of_a_gpu(monkeypatch: pytest.Mo
     assert calls == [("prepare", "config", both, {})]
 
 
+def test_a_fault_of_the_tracer_leaves_the_profile_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[object] = []
+    profiler: Any = SimpleNamespace(_prepare_profiler=lambda *given: prepared.append(given))
+    monkeypatch.setitem(sys.modules, "torch.autograd.profiler", profiler)
+
+    def step_aside(act: Callable[[], None]) -> None:
+        raise RuntimeError
+
+    assert before_first_profile(step_aside)
+    profiler._prepare_profiler("config", [CUDA])
+    assert prepared == [("config", [CUDA])]
+
+
 @pytest.mark.parametrize("module", [None, SimpleNamespace()], ids=["not imported", "another one"])
 def test_without_pytorch_nothing_is_done(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     monkeypatch.setitem(sys.modules, "torch.autograd.profiler", module)

@@ -84,7 +84,10 @@ def compact_library(
     """
     options = options or CompactOptions()
     with opened(path) as source:
-        if plan is not None:
+        if library_map is not None and plan is not None:
+            if library_map.library != plan.library:
+                problem = "its map and its plan are not of the same file"
+                raise ReconstructError(f"{source.path}: {problem}")
             check_identity(path, source, plan.library)
         try:
             with refusing(target, "written", ReconstructError):
@@ -147,8 +150,12 @@ def _design(
     if options.page_size is not None:
         page_size = tables.largest_page(options.page_size)
     removal = Edits(source.size)
+    disagree = "its tables and its map do not agree"
     if library_map is not None and plan is not None:
-        removal = plan_removal(source, library_map, plan)
+        try:
+            removal = plan_removal(source, library_map, plan)
+        except ValueError as e:
+            raise CannotCompactError(source.path, f"{disagree}: {e}") from e
     changes = merge_edits(removal, edits)
     zeros = union((*removal.filled, *_zeros_of(edits)))
     pages = lay_out(tables, zeros, page_size, options.max_headers)
@@ -165,7 +172,7 @@ def _design(
                 builder.change(moved)
         layout = builder.build()
     except ValueError as e:
-        raise CannotCompactError(source.path, f"its tables and its map do not agree: {e}") from e
+        raise CannotCompactError(source.path, f"{disagree}: {e}") from e
     return Design(layout, pages.holes, tuple(_notes(pages, options)))
 
 
