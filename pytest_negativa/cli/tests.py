@@ -19,6 +19,8 @@ from pytest_negativa.cli.common import (
     answer,
     as_json_option,
     check_usage,
+    encode_json,
+    say_next,
     settings_and_run,
 )
 from pytest_negativa.cli.locate import warn_of_hooks
@@ -153,7 +155,12 @@ def kernels(
     # A test uses few of many libraries.
     listing = _listing(run, tuple(one for one in libraries if one.found or test is None), listed)
     lines = render_kernels(listing.rows, listed, demangled=settings.reports.demangle)
-    answer(listing, ("\n".join(lines),), as_json=as_json, then=run)
+    if as_json:
+        click.echo(encode_json(listing), nl=False)
+    else:
+        # A kernel is a line, however narrow the terminal is.
+        click.echo("".join(f"{line}\n" for line in lines), nl=False)
+        say_next(run)
 
 
 def _plans_of(run: Run, glob: str) -> list[LibraryPlan]:

@@ -67,6 +67,8 @@ def test_kernels(located: Project) -> None:
     shown = located.negativa("kernels", "--match", "image_*", "--top", "2").stdout.splitlines()
     assert shown[0].endswith("libquickstart.so: 3 of 9 unused kernels match")
     assert shown[1:] == ["  image_blur", "  image_flip", "  and 1 more"]
+    # A kernel is a line, for grep, however narrow the terminal is.
+    assert located.negativa("kernels", COLUMNS="30").stdout == located.negativa("kernels").stdout
     [none] = located.negativa("kernels", "--match", "zz").stdout.splitlines()
     assert none.endswith("libquickstart.so: 0 of 9 unused kernels match")
     refused = located.negativa("kernels", "--test", "nope", status=2).stderr
