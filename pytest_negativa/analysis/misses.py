@@ -1,56 +1,36 @@
-"""Logs of pages that came back to the functions and the GPU code on these pages, and wider locks.
-
-Locks are widened by misses, or by other runs. And the libraries that a lock leaves out.
-"""
+"""Logs of pages that came back to the functions and the GPU code on these pages."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.analyze import analyze, loaded_digests
-from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import (
     FormatError,
     NegativaError,
-    NotElfError,
     ReconstructError,
-    StoreError,
 )
 from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
-from pytest_negativa.gpucode.library import add_contents, map_library, read_library
-from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.gpucode.library import add_contents, map_library
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.gpucode.workers import LocalProcesses, Lost, run_tasks
 from pytest_negativa.hostcode.functions import FunctionTable
 from pytest_negativa.installed.libraries import find_libraries
-from pytest_negativa.installed.sites import find_code_distributions
 from pytest_negativa.models.base import Listing
-from pytest_negativa.models.code_files import WatchedFiles
-from pytest_negativa.models.library import CodeFinder, LibraryIdentity, LibraryMap, Scope
+from pytest_negativa.models.library import CodeFinder, LibraryMap, Scope
 from pytest_negativa.models.listing import (
     MISSES_VERSION,
     CodeKind,
     MissedCode,
     MissedLibrary,
 )
-from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary, seal
-from pytest_negativa.models.plan import KeepReason, LibraryPlan, may_be
-from pytest_negativa.models.settings import Granularity, Settings
-from pytest_negativa.models.spans import PAGE_SIZE, around, covers
-from pytest_negativa.models.trace import CHILDREN_UNTRACED, Role, TracedLibrary, Usage
-from pytest_negativa.planning.lock import widen_library
-from pytest_negativa.reporting.units import format_items
 from pytest_negativa.rewriting.compact.rebuild import OriginalSource, read_note
 from pytest_negativa.slimming.spares import find_spare
-from pytest_negativa.slimming.tree import soname_of
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import Note
 
@@ -235,281 +215,3 @@ class _Finder:
         if function is None:
             return _place(kind=CodeKind.FUNCTION, offset=None)
         return _place(kind=CodeKind.FUNCTION, offset=function.address - shift, name=function.name)
-
-
-def find_unplanned(
-    usage: Usage | None, planned: Collection[LibraryIdentity]
-) -> tuple[list[LeftOut], tuple[str, ...]]:
-    """The other libraries of a run that have, or may have, GPU code; and why there may be more.
-
-    Args:
-        usage: of the run, if it is known.
-        planned: the libraries that are in its plan.
-    """
-    if usage is None:
-        return [], ("the run has no usage.json, which tells what it loaded",)
-    paths = {library.path for library in planned}
-    others = dict.fromkeys(
-        used.library.path
-        for used in usage.libraries
-        if used.library.path not in paths and not _is_planned_copy(used.library, planned)
-    )
-    found = ((path, _why_unplanned(Path(path))) for path in others)
-    unplanned = [
-        LeftOut(path=path, soname=soname_of(Path(path)), reason=reason)
-        for path, reason in found
-        if reason is not None
-    ]
-    # The plan is complete without the children, for its proof ran them, too.
-    children = [w for w in usage.warnings if w.code == CHILDREN_UNTRACED]
-    return unplanned, tuple(dict.fromkeys(lack.text for lack in (*usage.incomplete, *children)))
-
-
-def _is_planned_copy(traced: TracedLibrary, planned: Collection[LibraryIdentity]) -> bool:
-    """Whether a file that is gone was a copy of a planned library, which has its uses."""
-    is_known = traced.sha256 is not None or traced.build_id is not None
-    is_gone = not Path(traced.path).exists()
-    return is_gone and is_known and any(may_be(traced, library) for library in planned)
-
-
-def _why_unplanned(path: Path) -> str | None:
-    """The reason that nothing was planned for a library with GPU code; None for one without."""
-    if not path.is_file():
-        return "it is gone since the run" if ".so" in path.name else None
-    if is_slimmed(path):
-        return "it is slimmed already"
-    try:
-        library_map = read_library(path, Scope(headers_only=True))
-    except NotElfError:
-        return None
-    except FormatError as e:
-        return f"it cannot be read: {e.problem}"
-    return (
-        "not looked at, by libraries.include or libraries.exclude" if library_map.sections else None
-    )
-
-
-_USED = "used outside of the run that was proved"
-
-
-@dataclass(frozen=True, slots=True)
-class Widened:
-    """A lock that keeps more.
-
-    Attributes:
-        lock: sealed.
-        added: by path of the library, how many elements and frames it keeps more, or more of.
-        not_locked: names of libraries with misses that the lock doesn't have.
-        files: by path of the lock, how many files it keeps more; None: all, as nothing tells which.
-    """
-
-    lock: Lock
-    added: dict[str, int]
-    not_locked: tuple[str, ...]
-    files: Mapping[str, int | None] = field(default_factory=dict)
-
-
-def widen_lock(lock: Lock, logs: Sequence[Misses], places: Sequence[Path]) -> Widened:
-    """Keep the GPU code that came back.
-
-    Args:
-        lock: what was proved.
-        logs: by original.
-        places: folders with the libraries, slimmed or not, or libraries.
-
-    Raises:
-        NegativaError: the original of a library is not there, or does not fit the lock.
-    """
-    missed = {misses.original.hex(): misses for misses in logs if misses.pages}
-    libraries = libraries_in(places)
-    rows = [_widen(row, missed[row.sha256], libraries) if row.sha256 in missed else row
-            for row in lock.libraries]  # fmt: skip
-    locked = {row.sha256 for row in lock.libraries}
-    not_locked = tuple(m.name for digest, m in missed.items() if digest not in locked)
-    return Widened(*_sealed(lock, rows), not_locked)
-
-
-def _sealed(lock: Lock, rows: Sequence[LockedLibrary]) -> tuple[Lock, dict[str, int]]:
-    """A lock with other rows for its libraries; and how much more of each library it keeps."""
-    both = zip(lock.libraries, rows, strict=True)
-    added = {new.path: len({*new.kept} - {*old.kept}) for old, new in both if new != old}
-    return seal(replace(lock, libraries=tuple(rows))), added
-
-
-def widen_by_use(
-    lock: Lock, usage: Usage, settings: Settings, opened: Collection[WatchedFiles] = ()
-) -> Widened:
-    """Keep the GPU code that other runs used, such as samples of a service.
-
-    Args:
-        lock: what was proved.
-        usage: of these runs. What it may lack keeps code, except that samples lack anything.
-        settings: what to keep besides, and where maps are cached.
-        opened: which files that are GPU code those runs opened that watched it.
-
-    Raises:
-        NegativaError: a library of the lock was used and is not here, or does not fit the lock.
-    """
-    children = (
-        replace(process, header=replace(process.header, role=Role.CHILD))
-        if process.header.role is Role.SAMPLE
-        else process
-        for process in usage.processes
-    )
-    # All that is not kept by use would be unused by the samples; no plan is made of that.
-    usage = replace(usage, processes=tuple(children))
-    settings = replace(settings, granularity=Granularity.KERNEL)
-    plans = [one.plan for one in analyze(usage, settings).libraries]
-    _require_here(lock, usage, {plan.library.path for plan in plans})
-    used = {plan.library.sha256: plan for plan in plans}
-    rows = [
-        _widen_by_plan(row, used[row.sha256]) if row.sha256 in used else row
-        for row in lock.libraries
-    ]
-    files = tuple(widen_files(lock.files, usage, opened, sys.path))
-    kept = {one.sha256: one.kept_elements for one in files}
-    more_files = {
-        one.path: kept[one.sha256] - one.kept_elements if one.sha256 in kept else None
-        for one in lock.files
-        if kept.get(one.sha256) != one.kept_elements
-    }
-    return Widened(*_sealed(replace(lock, files=files), rows), (), more_files)
-
-
-def widen_files(
-    locked: Iterable[LockedLibrary],
-    usage: Usage,
-    opened: Collection[WatchedFiles],
-    folders: Iterable[str],
-) -> Iterator[LockedLibrary]:
-    """Keep the files that other runs used, too.
-
-    A distribution gets no row if nothing tells which of its files they used. All of them stay then.
-
-    Args:
-        locked: the files that a lock has.
-        usage: of the other runs.
-        opened: what those of them opened that watched it; samples don't.
-        folders: where the distributions are installed, such as ``sys.path``.
-    """
-    if usage.why_incomplete() is not None:
-        return
-    loaded = loaded_digests(usage)
-    paths = {used.library.path for used in usage.libraries if used.images}
-    here = {one.digest: one for one in find_code_distributions(folders)}
-    for one in locked:
-        installed = here.get(one.sha256)
-        same = [two for two in opened if two.digest == one.sha256]
-        if installed is None or any(two.unseen is not None for two in same):
-            continue
-        used = {name for two in same for name in two.opened}
-        used |= {
-            name
-            for name, row in installed.rows.items()
-            if row.digest in loaded or f"{installed.site}/{name}" in paths
-        }
-        files = installed.map()
-        missed = {f.payload.start: f.identifier or "" for f in files.iter_frames()
-                  if f.identifier in used}  # fmt: skip
-        yield widen_library(one, files, missed, KeepReason.LOADED)
-
-
-def _require_here(lock: Lock, usage: Usage, here: Collection[str]) -> None:
-    """Refuse if a library that the lock may have was used and can't be read here.
-
-    Raises:
-        StoreError: there is one.
-    """
-    for used in usage.libraries:
-        library = used.library
-        may_be = (
-            library.sha256 in {row.sha256 for row in lock.libraries}
-            if library.sha256 is not None
-            else library.size in {row.size for row in lock.libraries}
-        )
-        if used.images and may_be and library.path not in here:
-            raise StoreError(
-                f"{library.path}: is used, and is not here as it was; negativa combine --path "
-                "tells where libraries of other machines are"
-            )
-
-
-def _widen_by_plan(locked: LockedLibrary, plan: LibraryPlan) -> LockedLibrary:
-    with ByteSource(plan.library.path) as source:
-        library_map = map_library(source, read_host_elf(source), _scope_of(locked))
-    identity = replace(library_map.library, sha256=plan.library.sha256)
-    kept = {d.start for d in plan.decisions if d.kept}
-    trimmed = {cubin.start: set(cubin.kept) for cubin in plan.trimmed}
-    whole = {
-        code.offset
-        for code in locked.kept
-        if code.functions is not None
-        and code.offset in kept
-        and not trimmed.get(code.offset, {None}) <= set(code.functions)
-    }
-    return widen_library(
-        locked,
-        replace(library_map, library=identity),
-        dict.fromkeys(kept, _USED),
-        KeepReason.LOADED,
-        whole,
-    )
-
-
-def _scope_of(locked: LockedLibrary) -> Scope:
-    """Scope of the code that must be unpacked to apply a lock."""
-    unpacked = frozenset(c.offset for c in locked.kept if c.functions is not None)
-    return Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
-
-
-def _widen(locked: LockedLibrary, misses: Misses, libraries: Sequence[Path]) -> LockedLibrary:
-    with open_original(misses, libraries) as (path, source):
-        # A wrong header would hide code that came back.
-        if source.sha256() != locked.sha256:
-            raise ReconstructError(
-                f"{path}: with its spare it does not give the original back: one of the two is "
-                "damaged; see negativa slim check"
-            )
-        library_map = map_library(source, read_host_elf(source), _scope_of(locked))
-    library = replace(library_map.library, path=str(path), sha256=locked.sha256)
-    library_map = replace(library_map, library=library)
-    devices = [*map(ComputeCapability.parse, locked.devices)]
-    return widen_library(locked, library_map, missed_code(misses, library_map, devices))
-
-
-def missed_code(
-    misses: Misses, library_map: LibraryMap, devices: Collection[ComputeCapability]
-) -> dict[int, str]:
-    """GPU code that came back: how often, for people, by start of the payload or frame.
-
-    The driver reads the headers of all elements of a region, and headers share pages with
-    payloads. So a page counts for a payload if it lies within it, or if the payload was touched
-    first on it. Else it counts if a device would load the element.
-
-    Args:
-        misses: of the library.
-        library_map: of the original.
-        devices: those of the lock.
-    """
-    loaded = library_map.loaded_starts(devices)
-    found = {}
-    for block in library_map.iter_code():
-        pages = [
-            miss
-            for start, end in around([block.payload], PAGE_SIZE)
-            for page in range(start, end, PAGE_SIZE)
-            if (miss := misses.pages.get(page // PAGE_SIZE)) is not None
-            and (
-                block.payload.start in loaded
-                or block.payload.start <= miss.first < block.payload.end
-                or covers([block.payload], page, page + PAGE_SIZE)
-            )
-        ]
-        if pages:
-            times = max(miss.times for miss in pages)
-            found[block.payload.start] = (
-                f"it came back {format_items(times, 'time', 'times')}"
-                if times
-                else "it came back beside other code"
-            )
-    return found

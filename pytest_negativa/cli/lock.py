@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pytest_negativa.analysis.misses import Widened, find_unplanned, widen_by_use, widen_lock
+from pytest_negativa.analysis.lock import Widened, find_unplanned, widen_by_use, widen_lock
 from pytest_negativa.cli.common import (
     LOCK,
     PATHS,

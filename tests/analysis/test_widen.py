@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.misses import missed_code, widen_files, widen_lock
+from pytest_negativa.analysis.lock import missed_code, widen_files, widen_lock
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.hostcode.page_logs import read_misses
