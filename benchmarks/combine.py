@@ -22,6 +22,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from pytest_negativa.models.trace import TracedLibrary
+from pytest_negativa.storage.results import save_digests
+
 
 def add_launches(records: list[dict[str, Any]], count: int) -> None:
     """Add launches before the end of a trace: as many in each context, of all kernels in turn."""
@@ -62,8 +67,9 @@ def write_shard(
             lines.append(json.dumps(record, separators=(",", ":")))
         name = f"20260101T000000Z-{number:06x}.{1000 + index}.{index:08x}.jsonl"
         (traces / name).write_text("\n".join(lines) + "\n")
-    digests = {"format_version": 1, "libraries": list(libraries.values())}
-    (traces / "digests.json").write_text(json.dumps(digests))
+    save_digests(
+        traces, (msgspec.convert(library, TracedLibrary) for library in libraries.values())
+    )
     return sum(map(len, recorded))
 
 
