@@ -35,6 +35,7 @@ from pytest_negativa.storage.shared_folders import make_logs_folder
 from tests.support.compiling import compile_c, needs_compiler
 from tests.support.emulators import not_in_qemu
 from tests.support.faults import PlantedFault
+from tests.support.paged import needs_page_watch
 
 pytestmark = needs_compiler
 
@@ -276,6 +277,7 @@ def test_the_copy_finds_the_neighbours_of_the_original(stage: Stage) -> None:
     assert_copy(stage)
 
 
+@needs_page_watch
 def test_a_trace_of_cpu_code_knows_the_neighbours_by_their_files(stage: Stage) -> None:
     """The loader knows them by names in the mirror, where there are no such files."""
     logs = stage.folder / "pages"
