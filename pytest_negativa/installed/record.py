@@ -1,4 +1,4 @@
-"""What installers noted of files: RECORD of a distribution, and ``conda-meta`` of an environment.
+"""Notes of installers on files: RECORD of a distribution, and ``conda-meta`` of an environment.
 
 RECORD: https://packaging.python.org/specifications/recording-installed-packages. A row has the
 path, the digest (``sha256=`` and urlsafe base64 without padding) and the size in bytes.

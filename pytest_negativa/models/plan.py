@@ -1,4 +1,4 @@
-"""What is decided about each element and frame of a library: kept, or unused, and why.
+"""Decisions about each element and frame of a library: kept, or unused, and why.
 
 And a library's map with what the run used of it: between trace and plan.
 """

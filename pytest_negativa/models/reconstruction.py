@@ -1,4 +1,4 @@
-"""What became of planned libraries: copies whose unused code is overwritten with ``FILL``."""
+"""Copies of planned libraries, whose unused code is overwritten with ``FILL``."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def resolve_nodeids(
 ) -> tuple[str, ...]:
     """Node ids by paths as pytest takes them: absolute, or relative to the current folder.
 
-    A node id as pytest prints it, relative to the root, stays as it is.
+    A node id that is relative to the root already is not changed.
 
     Args:
         nodeids: as they were typed.

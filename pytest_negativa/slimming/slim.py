@@ -346,8 +346,7 @@ class Slimmer:
 
         Args:
             task: the library.
-            place: where the original lies if it is made again; None: not in the folder, and for as
-                long as it is read.
+            place: where to make the original of a cut library; None: in a temporary folder.
         """
         with contextlib.ExitStack() as stack:
             original = task.source

@@ -10,6 +10,7 @@ import pytest
 import zstandard
 from msgspec.structs import replace
 
+from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.gpucode.source import ByteSource
@@ -200,6 +201,16 @@ def test_a_cubin_that_cant_be_read_is_left_alone(tmp_path: Path) -> None:
     assert not edits.changes
     assert cubin.left_alone is not None
     assert cubin.left_alone.startswith("damaged zstd payload")
+
+
+def test_plan_of_another_map() -> None:
+    path = BIN / "libcallgraph.so"
+    library_map = read(path)
+    plan = plan_for(library_map, "calls_chain")
+    [trimmed] = plan.trimmed
+
+    with pytest.raises(ReconstructError, match="where its map has none"):
+        trim(path, library_map, replace(plan, trimmed=(replace(trimmed, start=1),)))
 
 
 CONTENT = (BIN / "callgraph.sm_90.cubin").read_bytes()

@@ -83,6 +83,20 @@ def test_libraries_of_no_distribution(site: Made) -> None:
     assert load_manifest(site.folder).slimmed[ONE].reinstall is None
 
 
+def test_slimmed_anew_after_its_record_was_removed(site: Made, tmp_path: Path) -> None:
+    """How to install it again, and where it was listed, is known from before."""
+    (site.info / "direct_url.json").unlink()
+    originals = ("--keep-originals", tmp_path / "originals")
+    negativa("slim", "--arch=sm_90", *originals, site.folder)
+    before = load_manifest(site.folder).slimmed[ONE]
+    (site.info / "RECORD").unlink()
+    negativa("slim", "--lock", site.lock_file, *originals, site.folder)
+    after = load_manifest(site.folder).slimmed[ONE]
+    assert after.recipe != before.recipe
+    assert before.records and after.records == before.records
+    assert before.reinstall and after.reinstall == before.reinstall
+
+
 def test_undo_gives_each_file_its_own_attributes(site: Made, tmp_path: Path) -> None:
     """One kept original may be that of two files, whose times and modes differ."""
     site.two.write_bytes(site.one.read_bytes())
