@@ -318,8 +318,9 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
         return sum(row.unused_bytes for row in self.libraries)
 
 
-PAGE_VERDICT_VERSION = 2
-"""Of ``cpu-verdict.json``. History: 2 has no processes of a library; 1 is the first."""
+PAGE_VERDICT_VERSION = 3
+"""Of ``cpu-verdict.json``. History: 3 claims no missed page, and none is a reason against it;
+2 has no processes of a library; 1 is the first."""
 
 
 class ProvedPages(Record, frozen=True, kw_only=True):
@@ -328,8 +329,8 @@ class ProvedPages(Record, frozen=True, kw_only=True):
     Attributes:
         path: real path.
         sha256: of the file.
-        untouched_bytes: code that no process of the traced run touched.
-        missed: file offsets of pages that a process of the proof alone touched.
+        untouched_bytes: code that no process touched, traced or in the proof.
+        missed: file offsets of pages that the proof alone touched; they joined the traced run.
         detail: why it is not proved; None if it is.
         left_out: whether the verdict says nothing of it.
     """
@@ -347,11 +348,11 @@ class ProvedPages(Record, frozen=True, kw_only=True):
 
 
 class PageVerdict(Versioned, Record, frozen=True, kw_only=True):
-    """Verdict of a run of the tests without the untouched pages.
+    """Verdict of a second run of the tests that traces CPU code.
 
     Attributes:
         run_id: the traced run.
-        proved: nothing that was inaccessible is needed by the tests, on this CPU.
+        proved: no test needs an untouched page, on this CPU.
         reasons: why it is not proved; empty if it is.
         processor: the CPU of the proof.
         limits: what the proof does not cover, a sentence each.

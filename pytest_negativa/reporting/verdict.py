@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from pytest_negativa.models.verdict import (
     AspectChange,
     LibraryStatus,
     PageVerdict,
+    ProvedPages,
     TestVerdict,
     Verdict,
     WorkKind,
@@ -154,18 +155,26 @@ def _conclusion(verdict: Verdict) -> str:
 def render_page_verdict(verdict: PageVerdict) -> Iterator[str]:
     """The verdict, a paragraph at a time; the last one is the conclusion."""
     yield f"\n{' Verification of CPU code (pytest-negativa) ':=^80}"
-    against = [row for row in verdict.libraries if row.detail is not None]
-    for row in against[:_MAX_TESTS]:
-        spans = ", ".join(f"{span.start:#x}-{span.end:#x}" for span in row.missed[:5])
-        at = f" (file offsets {spans})" if spans else ""
-        yield f"{printable(Path(row.path).name)}: {printable(row.detail or '')}{at}"
-    yield from and_more(len(against), _MAX_TESTS)
+    notes = list(_page_notes(verdict.libraries))
+    yield from notes[:_MAX_TESTS]
+    yield from and_more(len(notes), _MAX_TESTS)
     yield from _tests(
         "Tests that ended otherwise:",
         [test for test in verdict.tests if test.differs and not test.flaky],
     )
     yield "\n".join(map(printable, verdict.limits))
     yield describe_page_verdict(verdict)
+
+
+def _page_notes(rows: Iterable[ProvedPages]) -> Iterator[str]:
+    for row in rows:
+        name = printable(Path(row.path).name)
+        if row.detail is not None:
+            yield f"{name}: {printable(row.detail)}"
+        if row.missed:
+            pages = format_items(row.missed_pages, "page", "pages")
+            spans = ", ".join(f"{span.start:#x}-{span.end:#x}" for span in row.missed[:5])
+            yield f"{name}: keeps {pages} that this run alone touched (file offsets {spans})"
 
 
 def describe_page_verdict(verdict: PageVerdict) -> str:

@@ -1,7 +1,9 @@
-"""Proves that tests need no page of CPU code that their traced run did not touch.
+"""Proves that tests need no page of CPU code that they were not seen to touch, in two runs.
 
-The tests run once more, and are traced again: the touch is the verdict. They run on the copies of a
-proof of GPU code, if there is one, else on the originals.
+The tests run once more, and are traced again: on the copies of a proof of GPU code, if there is
+one, else on the originals. What this run alone touches joins the trace, and is not claimed. A
+touched page served the original's bytes, so the run was that of the wider trace: a third one would
+show nothing else.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -25,9 +26,8 @@ from pytest_negativa.models.reconstruction import (
     Reconstruction,
 )
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.models.spans import PAGE_SIZE, minus, size
+from pytest_negativa.models.spans import minus, size
 from pytest_negativa.models.verdict import PAGE_VERDICT_VERSION, PageVerdict, ProvedPages
-from pytest_negativa.reporting.units import format_items, format_names
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import Run
@@ -44,9 +44,6 @@ from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.verification import Verification
-
-# Tests that are scheduled otherwise in each run may need more pages each time.
-_MOST_HEALINGS = 3
 
 UNAUDITED = (
     "A static or set-user-ID program, or one started without LD_AUDIT, leaves no mark, and the "
@@ -86,14 +83,8 @@ def judge_pages(
     reasons = [f"the traced run is not complete: {text}" for text in traced.incomplete]
     reasons += [f"the proof is not complete: {text}" for text in found.incomplete]
     reasons += reasons_of_outcomes(evidence, tests)
-    pages = sum(row.missed_pages for row in rows)
-    if pages:
-        reasons.append(
-            f"{format_items(pages, 'page was', 'pages were')} touched that the traced run did not "
-            "touch; --negativa-heal adds them to the trace"
-        )
-    others = [row for row in rows if row.detail is not None and not row.missed]
-    reasons += [f"{row.path}: {row.detail}" for row in others if not row.left_out]
+    against = [row for row in rows if row.detail is not None and not row.left_out]
+    reasons += [f"{row.path}: {row.detail}" for row in against]
     if all(row.left_out for row in rows):
         reasons.append("no process loaded a library with untouched pages")
     return PageVerdict(
@@ -112,17 +103,14 @@ def judge_pages(
 def _judge_library(traced: HostLibrary, found: HostLibrary | None) -> ProvedPages:
     missed = () if found is None else tuple(minus(found.touched, traced.touched))
     detail = None
-    if missed:
-        pages = size(missed) // PAGE_SIZE
-        detail = f"{format_items(pages, 'page is', 'pages are')} needed, too"
-    elif found is None:
+    if found is None:
         detail = "left out: no process of the proof loaded it"
     elif found.unwatched is not None:
         detail = "a process could touch all of its pages"
     return ProvedPages(
         path=traced.paths[0],
         sha256=traced.sha256,
-        untouched_bytes=traced.watched_bytes - traced.touched_bytes,
+        untouched_bytes=traced.watched_bytes - traced.touched_bytes - size(missed),
         missed=missed,
         detail=detail,
         left_out=found is None,
@@ -138,10 +126,6 @@ def prove_pages(
 ) -> PageVerdict:
     """Prove the trace of a run's CPU code by one more run of its tests, which is traced, too.
 
-    If the tests need more pages, the run's trace gets these, and they run again: no two runs touch
-    quite the same, and a proof starts other code of this package than a trace. ``healing`` does so
-    more often.
-
     Args:
         runner: runs the rounds.
         status: exit status of the traced process; None if no supervisor saw it.
@@ -151,19 +135,8 @@ def prove_pages(
         NegativaError: files of the run can't be read or written.
         Stopped: a signal asked this process to end.
     """
-    healings = _MOST_HEALINGS if settings.healing else 1
-    while True:
-        proof = _PageProof(run, settings, runner, status)
-        attempt = attempt or proof.attempt(())
-        verdict = proof.judge(attempt)
-        missed = [row for row in verdict.libraries if row.missed]
-        if not healings or not missed:
-            return verdict
-        pages = format_items(sum(row.missed_pages for row in missed), "page", "pages")
-        names = format_names(Path(row.path).name for row in missed)
-        runner.say(f"negativa: the trace of CPU code gets {pages} of {names}")
-        proof.add_to_trace(attempt)
-        attempt, healings = None, healings - 1
+    proof = _PageProof(run, settings, runner, status)
+    return proof.judge(attempt or proof.attempt(()))
 
 
 class _PageProof(Verification):
@@ -180,7 +153,7 @@ class _PageProof(Verification):
         self.record = run.page_verdict_file
 
     def judge(self, attempt: Attempt) -> PageVerdict:
-        """Judge the pages that the traced run did not touch, and write the verdict."""
+        """Judge what no run touched, add the rest to the traced run, and write the verdict."""
         run = self.traced.run
         pages, files = require_usage(run), load_files(run).files
         known = (*files, *_copies_of(files, attempt.reconstruction))
@@ -192,6 +165,8 @@ class _PageProof(Verification):
             run_id=run.run_id,
             compares_ends=bool(run.trace_files()),
         )
+        if any(row.missed for row in verdict.libraries):
+            self._add_to_trace(attempt)
         write_record(self.record, verdict, indent=1)
         return verdict
 
@@ -200,7 +175,7 @@ class _PageProof(Verification):
             format_version=RECONSTRUCTION_VERSION, root="", fill=FILL, libraries=(), refused={}
         )
 
-    def add_to_trace(self, attempt: Attempt) -> None:
+    def _add_to_trace(self, attempt: Attempt) -> None:
         """Add what an attempt touched to the trace of the run.
 
         Raises:

@@ -132,8 +132,8 @@ def why_no_page_proof(run: Run) -> str | None:
     if not run.page_log_files.exists():
         if run.has_pages:
             return (
-                f"{run} unites several runs, and no session has their tests; verify one of them "
-                "with --negativa-heal, which adds pages to its trace"
+                f"{run} unites several runs, and no session has their tests; verify one of them, "
+                "which adds pages to its trace"
             )
         return why_unwatchable() or f"{run} has no trace of CPU code; trace with --negativa-cpu"
     if (failure := run.failure) is not None:

@@ -88,14 +88,16 @@ def test_pages_that_nothing_touched_are_proved() -> None:
 
 @pytest.mark.planted_fault(
     "a handler of SIGSEGV hides that a page of CPU code was needed",
-    says="2 pages were touched that the traced run did not touch",
+    says="liba.so: keeps 2 pages that this run alone touched (file offsets 0x14000-0x16000)",
 )
-def test_a_miss_counts_although_the_tests_pass(fault: PlantedFault) -> None:
+def test_a_touched_page_is_not_claimed_although_the_tests_pass(fault: PlantedFault) -> None:
     verdict = judge(touched((0x11000, 0x12000), (0x14000, 0x16000)))
-    assert not verdict.proved
-    fault.check("; ".join(verdict.reasons))
+    text = "\n".join(render_page_verdict(verdict))
+    fault.check(text)
     (row,) = verdict.libraries
     assert row.missed == (Span(0x14000, 0x16000),)
+    assert verdict.proved and row.untouched_bytes == 4 * PAGE_SIZE
+    assert "no test needs 16.4 kB of CPU code" in text
 
 
 @pytest.mark.planted_fault(
@@ -103,7 +105,7 @@ def test_a_miss_counts_although_the_tests_pass(fault: PlantedFault) -> None:
     says="/lib/liba.so: a process could touch all of its pages",
 )
 def test_a_process_that_watched_nothing(fault: PlantedFault) -> None:
-    unwatched = structs.replace(touched(), unwatched="its code is relocated")
+    unwatched = structs.replace(touched((0x14000, 0x15000)), unwatched="its code is relocated")
     fault.check("; ".join(judge(unwatched).reasons))
 
 
