@@ -50,8 +50,11 @@ _SUCCESS = b"\0\0\0\0"  # CUDA_SUCCESS in cuda.h
 _DOMAIN_DRIVER_API = 1
 _SLOT = 8
 _SUBSCRIBER_NAME = "pytest-negativa"
-# CUpti_SubscriberParams of CUDA 13.0 in cupti_callbacks.h: a size_t, two pointers, a size_t.
+# CUpti_SubscriberParams in cupti_callbacks.h: a size_t, two pointers, a size_t; from CUDA 13.3 on
+# also a byte that asks to be one of several subscribers.
 _SUBSCRIBER_PARAMS_SIZE = 32
+_SHARING_PARAMS_SIZE = 33
+_ERROR_INVALID_PARAMETER = 1
 _ERROR_MULTIPLE_SUBSCRIBERS = 39
 
 _CALLS = {call.cbid: call for call in DRIVER_CALLS}
@@ -179,12 +182,9 @@ class CuptiDetector:
     def _subscribe(self) -> None:
         cupti = self._cupti
         parameters = cupti.SubscriberParams()
-        # Not cupti-python's own constant: from 13.3 on it counts a member that an older CUPTI,
-        # which torch may have loaded before, doesn't know and refuses.
-        parameters.struct_size = _SUBSCRIBER_PARAMS_SIZE
         parameters.subscriber_name = _SUBSCRIBER_NAME
         try:
-            subscriber = cupti.subscribe_v2(self._on_call, None, parameters.ptr)
+            subscriber = self._take(parameters)
         # cupti-python looks for libcuda and libcupti now. Its error is then a RuntimeError.
         except (cupti.cuptiError, RuntimeError) as e:
             if getattr(e, "status", None) == _ERROR_MULTIPLE_SUBSCRIBERS:
@@ -201,6 +201,20 @@ class CuptiDetector:
         self._enable(1, subscriber)
         if self._level.counts_launches:
             self._start_counting()
+
+    def _take(self, parameters: Any) -> int:
+        """Subscribe beside others, or alone where CUPTI is older than 13.3."""
+        if hasattr(parameters, "allow_multiple_subscribers"):
+            parameters.allow_multiple_subscribers = 1
+            parameters.struct_size = _SHARING_PARAMS_SIZE
+            try:
+                return int(self._cupti.subscribe_v2(self._on_call, None, parameters.ptr))
+            except self._cupti.cuptiError as e:
+                # cupti-python knows the byte; the CUPTI that torch has loaded before may not.
+                if e.status != _ERROR_INVALID_PARAMETER:
+                    raise
+        parameters.struct_size = _SUBSCRIBER_PARAMS_SIZE
+        return int(self._cupti.subscribe_v2(self._on_call, None, parameters.ptr))
 
     def _start_counting(self) -> None:
         # Ranges need libcupti, which cupti-python loads at its first call.

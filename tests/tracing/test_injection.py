@@ -153,6 +153,13 @@ def test_taken_cupti(injected: Injected, fault: PlantedFault) -> None:
     fault.check(all_kept(injected.usage()))
 
 
+def test_cupti_that_several_share(injected: Injected) -> None:
+    injected.environ |= {"STANDIN_CUPTI_TAKEN": "1", "STANDIN_CUPTI_SHARES": "1"}
+    injected.play(USES)
+    usage = injected.usage()
+    assert kernels(usage) == {MULTIARCH.name: ["k"]} and not usage.incomplete
+
+
 def test_a_program_prints_although_its_output_is_closed(injected: Injected) -> None:
     """As a daemon may: what it prints gets into no trace."""
     printing = "libc = ctypes.CDLL(None); libc.puts(b'printed'); libc.fflush(None)\n"

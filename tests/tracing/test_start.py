@@ -194,6 +194,55 @@ def test_cupti_that_another_tool_detached(tmp_path: Path, fault: PlantedFault) -
     fault.check(lack.text)
 
 
+# Stands in for a cupti-python that knows of sharing, on a CUPTI of the API version in argv[2].
+_SHARED = """
+import sys, types
+from pathlib import Path
+
+class cuptiError(Exception):
+    status = 1
+
+class SubscriberParams:
+    allow_multiple_subscribers = 0
+    ptr = property(lambda self: self)
+
+asked = []
+
+def subscribe_v2(callback, data, params):
+    asked.append((params.struct_size, params.allow_multiple_subscribers))
+    if params.struct_size == 33 and int(sys.argv[2]) < 130300:
+        raise cuptiError("CUPTI_ERROR_INVALID_PARAMETER")
+    return 1
+
+cupti = types.SimpleNamespace(
+    SubscriberParams=SubscriberParams,
+    subscribe_v2=subscribe_v2,
+    unsubscribe=lambda _: None,
+    enable_callback=lambda *_: None,
+    cuptiError=cuptiError,
+)
+sys.modules["cupti"] = types.SimpleNamespace(cupti=cupti)
+from pytest_negativa.models.trace import Role
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.start import start_tracing
+
+start_tracing(Run(Path(sys.argv[1], "run-1")), Role.SOLO, root=Path("/project")).stop()
+print(asked)
+"""
+
+
+@pytest.mark.parametrize(
+    ("version", "asked"), [("130500", [(33, 1)]), ("130001", [(33, 1), (32, 1)])]
+)
+def test_cupti_is_shared_where_it_can_be(
+    tmp_path: Path, version: str, asked: list[tuple[int, int]]
+) -> None:
+    command = [sys.executable, "-c", _SHARED, str(tmp_path), version]
+    assert subprocess.check_output(command, text=True).strip() == str(asked)
+    usage = merge_traces(a_run(tmp_path).trace_files())
+    assert usage.processes[0].ended and not usage.incomplete
+
+
 # Stands in for cupti-python where activity records are refused, as on some virtual GPUs, and in a
 # forked child, where a flush waits for a thread that is not there.
 _NO_ACTIVITY = """

@@ -17,9 +17,15 @@ typedef struct {
     const char *subscriber_name;
     char *old_subscriber_name;
     size_t old_subscriber_size;
+    uint8_t allow_multiple_subscribers; /* from CUDA 13.3 on */
 } SubscriberParams;
 
-enum { DOMAIN_DRIVER_API = 1, SITE_EXIT = 1, CUPTI_MULTIPLE_SUBSCRIBERS = 39 };
+enum {
+    DOMAIN_DRIVER_API = 1,
+    SITE_EXIT = 1,
+    CUPTI_INVALID_PARAMETER = 1,
+    CUPTI_MULTIPLE_SUBSCRIBERS = 39
+};
 
 static struct {
     int (*subscribe)(void **, Callback, void *);
@@ -90,10 +96,18 @@ static bool open_cupti(void) {
 /* 0, or CUPTI's error; `last_error` then says more. */
 static int take_cupti(void) {
     char other[256] = "";
-    SubscriberParams params = {sizeof params, "pytest-negativa", other, sizeof other};
+    size_t old_size = offsetof(SubscriberParams, allow_multiple_subscribers);
+    SubscriberParams params = {old_size + 1, "pytest-negativa", other, sizeof other, 1};
     void *taken = NULL;
-    int error = cupti.subscribe_v2 != NULL ? cupti.subscribe_v2(&taken, on_call, NULL, &params)
-                                           : cupti.subscribe(&taken, on_call, NULL);
+    int error;
+    if (cupti.subscribe_v2 == NULL) {
+        error = cupti.subscribe(&taken, on_call, NULL);
+    } else {
+        error = cupti.subscribe_v2(&taken, on_call, NULL, &params);
+        params.struct_size = old_size;
+        if (error == CUPTI_INVALID_PARAMETER)
+            error = cupti.subscribe_v2(&taken, on_call, NULL, &params);
+    }
     if (error != 0) {
         if (error == CUPTI_MULTIPLE_SUBSCRIBERS)
             snprintf(last_error, sizeof last_error,

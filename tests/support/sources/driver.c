@@ -10,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { NOT_INITIALIZED = 3, NOT_SUPPORTED = 39, NO_DEVICE = 100, DRIVER_API = 1 };
+enum { INVALID_PARAMETER = 1, NOT_INITIALIZED = 3, NOT_SUPPORTED = 39, NO_DEVICE = 100, DRIVER_API = 1 };
 typedef struct {
     int site;
     const char *name;
@@ -29,6 +29,24 @@ int cuptiSubscribe(void **taken, Callback callback, void *user) {
     subscriber = callback;
     *taken = (void *)&subscriber;
     return 0;
+}
+/* cupti_callbacks.h: the last member came with CUDA 13.3. */
+typedef struct {
+    size_t size;
+    const char *name;
+    char *other;
+    size_t other_size;
+    uint8_t allow;
+} Params;
+int cuptiSubscribe_v2(void **taken, Callback callback, void *user, Params *params) {
+    bool shares = getenv("STANDIN_CUPTI_SHARES") != NULL;
+    if (params->size != 32 && !(shares && params->size == 33)) return INVALID_PARAMETER;
+    if (params->size == 33 && params->allow) {
+        subscriber = callback;
+        *taken = (void *)&subscriber;
+        return 0;
+    }
+    return cuptiSubscribe(taken, callback, user);
 }
 int cuptiUnsubscribe(void *taken) {
     (void)taken;
