@@ -72,6 +72,7 @@ class Removal:
         size_after: bytes of the new file, or of the one that would be written.
         gpu_code_removed: bytes of GPU code that are gone, zeros, or in the spare.
         made: what was written; None: nothing was.
+        whole: why the original comes back, and nothing is removed; None: it doesn't.
     """
 
     library_map: LibraryMap | None = None
@@ -86,6 +87,7 @@ class Removal:
     size_after: int = 0
     gpu_code_removed: int = 0
     made: Smaller | None = None
+    whole: str | None = None
 
 
 class Kind(enum.Enum):
@@ -303,13 +305,9 @@ def strip_only() -> Recipe:
     )
 
 
-def keep_whole(reason: str) -> Recipe:
-    """Keep all of a library, so that the original comes back if it was slimmed."""
-
-    def plan(_recipe: Recipe, source: ByteSource) -> Removal:
-        raise CannotCompactError(source.path, reason)
-
-    return Recipe(Kind.WHOLE, reason, ("whole",), plan)
+def keep_whole(reason: str = "") -> Recipe:
+    """Keep all of a library: the original of a slimmed one comes back."""
+    return Recipe(Kind.WHOLE, reason, ("whole",), _plan_nothing)
 
 
 def _plan_nothing(_recipe: Recipe, _source: ByteSource) -> Removal:

@@ -7,6 +7,7 @@ rules is asked, and the first answer counts. ``classify`` tells what a recipe ma
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import sysconfig
@@ -24,7 +25,7 @@ from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.settings.globs import LibraryNames, is_selected, matches_library, normalized
 from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
 from pytest_negativa.slimming.journal import Journal
-from pytest_negativa.slimming.manifest import UNREADABLE, may_be_kept
+from pytest_negativa.slimming.manifest import may_be_kept
 from pytest_negativa.slimming.recipes import (
     ForOthers,
     Kind,
@@ -35,6 +36,13 @@ from pytest_negativa.slimming.recipes import (
     lock_in_words,
 )
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
+from pytest_negativa.slimming.slimmed import (
+    Fate,
+    Slimmed,
+    find_slimmed,
+    find_unlisted,
+    kept_original,
+)
 from pytest_negativa.slimming.spares import (
     MIN_GAIN,
     SpareTarget,
@@ -42,12 +50,6 @@ from pytest_negativa.slimming.spares import (
     problem_of,
 )
 from pytest_negativa.slimming.tree import FileGroup, Tree
-from pytest_negativa.slimming.undo import (
-    Slimmed,
-    find_slimmed,
-    is_past,
-    kept_original,
-)
 from pytest_negativa.tracing.mappings import parse_maps
 
 _OWN_DISTRIBUTION = "pytest_negativa"
@@ -165,20 +167,33 @@ def _classify_slimmed(
         return msgspec.structs.replace(row, notes=(_NOT_KEPT,)) if lacks else row
     loses_spare = entry.spare is not None and recipe.spare is None and not keeps_original
     try:
-        if library.sha256 is None:
-            raise ReconstructError(UNREADABLE)
+        task = task_of(tree, library, recipe)
         if loses_spare and recipe.kind is not Kind.WHOLE:
             raise ReconstructError(_HAS_SPARE)
-        found = [tree.root / name for name in library.originals[:1]]
-        source = found[0] if found else kept_original(tree.root, entry)
-        is_cut, size = source is None, entry.original_size
-        return Task(recipe, source or path, library.names, size, library, is_cut=is_cut)
+        return task
     except NegativaError as e:
         # If GPU code is gone, some of it may be what the recipe keeps.
         keeps_none = recipe.kind in (Kind.STRIP, Kind.NEVER_LOADED)
         is_fine = library.is_whole and (keeps_none or not entry.gpu_code_removed)
         status = SlimStatus.LEFT if is_fine else SlimStatus.FAILED
         return SlimRow.unchanged(library.key, status, entry.size, str(e))
+
+
+def task_of(tree: Tree, library: Slimmed, recipe: Recipe) -> Task:
+    """The task for a slimmed library, which begins with its original.
+
+    Raises:
+        ReconstructError: the original is lost, or what is there can't be read.
+    """
+    entry, names = library.entry, library.names or library.entry.names
+    if Fate.UNREADABLE in library.fates.values():
+        raise ReconstructError(Fate.UNREADABLE.value)
+    found = [tree.root / name for name in library.originals[:1]]
+    source = found[0] if found else kept_original(tree.root, entry)
+    is_cut = source is None
+    return Task(
+        recipe, source or tree.root / names[0], names, entry.original_size, library, is_cut=is_cut
+    )
 
 
 def _already(path: Path, library: Slimmed, recipe: Recipe) -> SlimRow:
@@ -201,48 +216,60 @@ class WorkList:
 
     Args:
         journal: of the folder.
-        options: how to slim.
+        options: how to do it.
+        by_digest: see ``find_slimmed``.
 
     Attributes:
-        tasks: libraries to slim.
+        tasks: libraries to slim, or to make whole.
         rows: what is known beforehand.
-        past: entries of the manifest that are of no use any more, see ``undo.is_past``.
+        past: entries of the manifest that are of no use any more.
         packages: the files that are GPU code themselves.
         listed: the globs of ``SpareTarget.remove`` that match a library of any use.
         opened: names of libraries that could go whole if no run had opened them.
         slimmed: the slimmed libraries that are there.
+        away: those of the manifest that are not there.
         slimmed_by_name: the same, by each of their names.
         lost: why the original of any other slimmed library is lost.
     """
 
-    def __init__(self, journal: Journal, options: SlimOptions) -> None:
+    def __init__(self, journal: Journal, options: SlimOptions, *, by_digest: bool = False) -> None:
         self.journal = journal
         self.tree = tree = journal.tree
         self.manifest = manifest = journal.manifest
-        self._options = options
+        self.options = options
         self.tasks: list[Task] = []
         self.rows: list[SlimRow] = []
         self.packages: list[Package] = []
         self.listed: set[str] = set()
         self.opened: list[str] = []
-        self.lost: dict[FileGroup, str] = {}
-        self.slimmed = list(find_slimmed(tree, manifest, self.lost))
+        unlisted, self.lost = find_unlisted(tree, manifest)
+        known = list(find_slimmed(tree, manifest, by_digest=by_digest))
+        self.slimmed = [*(one for one in known if one.results), *unlisted]
+        self.away = [one for one in known if not one.results]
+        self.past = {one.key: one.entry for one in known if one.is_past}
         self._taken: set[str] = set()
-        self._own = _libraries_of_negativa(tree)
         # Sizes of files that can't be read.
         self._unread: set[int] = set()
         self.slimmed_by_name = {name: one for one in reversed(self.slimmed) for name in one.names}
-        there = {one.key for one in self.slimmed}
-        self.past = {
-            key: entry
-            for key, entry in manifest.slimmed.items()
-            if key not in there and tree.covers(entry.names) and is_past(tree, entry)
-        }
+
+    @functools.cached_property
+    def _own(self) -> frozenset[str]:
+        return _libraries_of_negativa(self.tree)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all work."""
+        tasks, packages = self.tasks, self.packages
+        return sum(task.size for task in tasks) + sum(package.size for package in packages)
+
+    def add_unchanged(self, name: str, status: SlimStatus, size: int, detail: str) -> None:
+        """Add a row for a file that stays as it is; ``size`` in bytes."""
+        self.rows.append(SlimRow.unchanged(name, status, size, detail))
 
     def add_packages(self, packages: Iterable[Package]) -> None:
         """Add packages, with the rows that are known of them; a spare takes no files."""
         for package in packages:
-            if (row := package.row_before(spare=self._options.spare is not None)) is not None:
+            if (row := package.row_before(spare=self.options.spare is not None)) is not None:
                 self.rows.append(row)
             elif package.unused:
                 self.packages.append(package)
@@ -263,9 +290,7 @@ class WorkList:
         is_own = any(str(self.tree.root / name) in self._own for name in library.names)
         if is_own and isinstance(library, FileGroup):
             if self.tree.has_gpu_code(library):
-                self.rows.append(
-                    SlimRow.unchanged(library.name, SlimStatus.LEFT, library.size, _OWN)
-                )
+                self.add_unchanged(library.name, SlimStatus.LEFT, library.size, _OWN)
             return
         outcome = (
             recipe
@@ -274,7 +299,7 @@ class WorkList:
                 self.tree,
                 library,
                 recipe,
-                keeps_original=self._options.keep_originals is not None,
+                keeps_original=self.options.keep_originals is not None,
             )
         )
         if isinstance(outcome, Task):
@@ -310,9 +335,7 @@ class WorkList:
         for group in [group for group, digest in found.items() if digest is None]:
             self._unread.add(group.size)
             self.take(group)
-            self.rows.append(
-                SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
-            )
+            self.add_unchanged(group.name, SlimStatus.FAILED, group.size, Fate.UNREADABLE.value)
         return found
 
 

@@ -172,11 +172,9 @@ def test_the_check_finds_a_wrong_byte(kit: Kit, cut: Cut, which: str) -> None:
 def test_the_original_is_read_from_both(cut: Cut, kit: Kit) -> None:
     whole = kit.library.read_bytes()
     with ByteSource(cut.library) as library, ByteSource(cut.spare) as spare:
-        note = read_note(library)
-        assert note is not None
-        original = OriginalSource(library, spare, note)
+        original = OriginalSource(library, spare)
         # Around each edge of what stays and of what went.
-        edges = {hole.offset + shift for hole in note.holes for shift in (-1, 0, 1, 4096)}
+        edges = {hole.offset + shift for hole in original.note.holes for shift in (-1, 0, 1, 4096)}
         for start in (0, *edges):
             for length in (0, 1, 2, 4096, 4097, 70_000):
                 end = min(start + length, len(whole))
