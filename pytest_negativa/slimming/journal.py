@@ -22,6 +22,7 @@ from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import RecordLine, record_digest
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
+from pytest_negativa.rewriting.layout import state_at
 from pytest_negativa.slimming.atomic_replacement import look
 from pytest_negativa.slimming.folder_locks import hold, hold_metadata
 from pytest_negativa.slimming.manifest import manifest_of, save_manifest
@@ -184,8 +185,7 @@ def open_journals(paths: Sequence[Path], *, dry_run: bool) -> Iterator[list[Jour
 
 
 def _is_result(path: Path, entry: SlimmedFile) -> bool:
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns)
+    with contextlib.suppress(OSError):
+        state = state_at(path)
+        return state is not None and (state.size, state.mtime_ns) == (entry.size, entry.mtime_ns)
+    return False

@@ -102,17 +102,6 @@ def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
         sync_folder(root)
 
 
-def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
-    """Whether the file of that name is the one that slimming made."""
-    group = tree.group_of(name)
-    return (
-        group is not None
-        and group.size == entry.size
-        # A copy of a tree may have other times.
-        and (group.state.mtime_ns == entry.mtime_ns or tree.digest(group) == entry.sha256)
-    )
-
-
 def may_be_kept(entry: SlimmedFile) -> bool:
     """Whether the original of a library was kept, and is not known to be gone.
 

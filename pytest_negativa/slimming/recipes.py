@@ -29,8 +29,8 @@ from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.spans import Range, intersection, size
 from pytest_negativa.planning.decide import plan_for_devices, plan_for_none
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
-from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
-from pytest_negativa.rewriting.compact.cut import foresee_cut, hole_sizes
+from pytest_negativa.rewriting.compact.compact import compact_library, design_compaction
+from pytest_negativa.rewriting.compact.cut import design_cut, hole_sizes
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     CompactOptions,
@@ -366,7 +366,7 @@ def slim_library(
     if recipe.spare is not None and (needed := removal.needed) is not None:
         options = recipe.spare.options_for(name, recipe.source, min_hole)
         if target is None:
-            return replace(removal, size_after=foresee_cut(source, needed, options, containers))
+            return replace(removal, size_after=design_cut(source, needed, options, containers).size)
         library, decisions = (None, ()) if plan is None else (plan.library, plan.decisions)
         made = cut(source, target, needed, containers, recipe.spare, options, library)
         unused = ((one.start, one.end) for one in decisions if not one.kept)
@@ -375,7 +375,7 @@ def slim_library(
         given = removal.library_map, plan, removal.edits
         compact = CompactOptions(strip=strip, takes_place=True)
         if target is None:
-            return replace(removal, size_after=foresee_compaction(source, *given, compact))
+            return replace(removal, size_after=design_compaction(source, *given, compact).size)
         made = compact_library(source, target, *given, compact)
         gone = 0 if plan is None else plan.unused_bytes + removal.trimmed
     return replace(removal, size_after=made.size_after, gpu_code_removed=gone, made=made)

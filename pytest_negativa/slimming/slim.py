@@ -25,15 +25,20 @@ from pytest_negativa.models.slimming import (
     SlimStatus,
 )
 from pytest_negativa.reporting.units import format_items
-from pytest_negativa.rewriting.compact.rebuild import OriginalSource, check_pair, read_note
+from pytest_negativa.rewriting.compact.rebuild import (
+    OriginalSource,
+    check_pair,
+    read_note,
+    rebuild_original,
+)
 from pytest_negativa.rewriting.compact.records import CannotCompactError, Cut
+from pytest_negativa.rewriting.layout import state_at
 from pytest_negativa.slimming.atomic_replacement import (
     copy_file,
     is_same_file,
     keep_original,
     look,
     replace_all,
-    state_at,
 )
 from pytest_negativa.slimming.code_files import change_files
 from pytest_negativa.slimming.journal import open_journals
@@ -62,7 +67,6 @@ from pytest_negativa.slimming.spares import (
     hold_folder,
     least_hole,
     publish,
-    rebuild,
     release,
     remove_unchecked,
 )
@@ -299,7 +303,7 @@ class Slimmer:
                     raise
                 whole = e.reason
         self._make_whole(task)
-        return Removal(whole=whole)
+        return Removal(whole=whole, size_after=task.size)
 
     def _steps(self, task: Task) -> Iterator[Removal]:
         """Plan a library, then make the smaller file; meanwhile it stays open."""
@@ -313,7 +317,7 @@ class Slimmer:
             if task.is_cut and is_dry:
                 check_pair(task.source, Path(spare.path))
             elif task.is_cut:
-                rebuild(task.source, self._rebuilt(task))
+                rebuild_original(task.source, Path(spare.path), self._rebuilt(task))
                 source = stack.enter_context(ByteSource(self._rebuilt(task)))
             yield slim_library(
                 task.recipe,
@@ -329,13 +333,12 @@ class Slimmer:
         """Make the original of a slimmed library again, or see whether that can be done."""
         assert task.slimmed is not None, "a library that is whole needs nothing"
         entry, staged, root = task.slimmed.entry, self._staged(task), self.journal.root
-        if task.is_cut:
-            find_spare(task.source)
+        spare = find_spare(task.source) if task.is_cut else None
         if self.options.dry_run:
             return
         with refusing(root / task.name, "put back", ReconstructError):
-            if task.is_cut:
-                rebuild(task.source, staged, entry.mtime_ns)
+            if spare is not None:
+                rebuild_original(task.source, spare, staged, entry.mtime_ns)
                 return
             # A kept original may be that of another folder, too, where its attributes were others.
             like = next((root / name for name in task.slimmed.results), None)
@@ -348,17 +351,34 @@ class Slimmer:
 
     def _finish(self, task: Task, made: Removal) -> None:
         """Let the names of a library lead to the new file, and note it; or only foresee that."""
-        is_whole, notes = made.whole is not None, made.notes
+        is_whole, size = made.whole is not None, task.size
+        notes: tuple[str, ...] = ()
+        detail = task.recipe.why(has_gpu_code=made.plan is not None)
+        if made.useless_for:
+            detail = f"keeps no code for {names_of(made.useless_for)}"
         if self.options.dry_run:
             status = SlimStatus.WOULD_UNDO if is_whole else SlimStatus.WOULD_SLIM
-            notes = ()
         elif is_whole:
             status = SlimStatus.UNDONE
             self._put_back(task)
         else:
             status = SlimStatus.SLIMMED
             notes = self._publish(task, made)
-        self._add_row(task, status, made, notes)
+        if task.slimmed is not None and is_whole:
+            size, detail = task.slimmed.entry.size, made.whole or None
+        self.rows.append(
+            SlimRow(
+                path=task.name,
+                status=status,
+                before=size,
+                after=made.size_after,
+                detail=detail,
+                others=len(task.names) - 1,
+                useless=bool(made.useless_for),
+                notes=notes,
+                moved=task.recipe.is_moving and not is_whole,
+            )
+        )
 
     def _put_back(self, task: Task) -> None:
         """Let the original of a slimmed library take its place again."""
@@ -441,32 +461,6 @@ class Slimmer:
                 journal.change(before)
             raise
         return notes
-
-    def _add_row(
-        self, task: Task, status: SlimStatus, made: Removal, notes: tuple[str, ...]
-    ) -> None:
-        others, detail = len(task.names) - 1, task.recipe.why(has_gpu_code=made.plan is not None)
-        if made.whole is not None and task.slimmed is not None:
-            key, entry = task.slimmed.key, task.slimmed.entry
-            row = SlimRow(path=key, status=status, before=entry.size, after=entry.original_size,
-                          detail=made.whole or None, others=others)  # fmt: skip
-            self.rows.append(row)
-            return
-        if useless_for := made.useless_for:
-            detail = f"keeps no code for {names_of(useless_for)}"
-        self.rows.append(
-            SlimRow(
-                path=task.name,
-                status=status,
-                before=task.size,
-                after=made.size_after,
-                detail=detail,
-                others=others,
-                useless=bool(useless_for),
-                notes=notes,
-                moved=task.recipe.is_moving,
-            )
-        )
 
     def _add_unchanged(self, task: Task, status: SlimStatus, detail: str) -> None:
         # The file that is there may be the result of an earlier run, and the task its original.

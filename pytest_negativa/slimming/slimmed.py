@@ -23,7 +23,6 @@ from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
 from pytest_negativa.slimming.manifest import (
     how_to_reinstall,
     is_reinstalled,
-    is_result,
     is_uninstalled,
     may_be_kept,
 )
@@ -155,12 +154,20 @@ def find_slimmed(tree: Tree, manifest: SlimManifest, *, by_digest: bool) -> Iter
     for key, entry in manifest.slimmed.items():
         if not tree.covers(entry.names):
             continue
-        if not by_digest and all(is_result(tree, name, entry) for name in entry.names):
+        if not by_digest and all(_is_result(tree, name, entry) for name in entry.names):
             yield Slimmed(key, entry, dict.fromkeys(entry.names, Fate.RESULT), entry.sha256)
             continue
         found = Slimmed(key, entry, {n: fate_of(tree, n, entry) for n in entry.names}, None)
         groups = filter(None, map(tree.group_of, found.results))
         yield replace(found, sha256=next(map(tree.digest, groups), None))
+
+
+def _is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
+    group = tree.group_of(name)
+    if group is None or group.size != entry.size:
+        return False
+    # A copy of a tree may have other times.
+    return group.state.mtime_ns == entry.mtime_ns or tree.digest(group) == entry.sha256
 
 
 def unlisted(tree: Tree, manifest: SlimManifest) -> Iterator[FileGroup]:

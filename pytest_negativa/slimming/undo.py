@@ -49,7 +49,8 @@ def undo_trees(
         for journal in journals:
             try:
                 work = _find_work(journal, SlimOptions(dry_run=dry_run))
-                rows += Slimmer(work).run(counter(work.size, on_done))
+                made = Slimmer(work).run(counter(work.size, on_done))
+                rows += sorted(made, key=lambda row: row.path)
             except NegativaError as e:
                 rows.append(SlimRow.unchanged(f"{journal.root}/", SlimStatus.FAILED, 0, str(e)))
     return rows

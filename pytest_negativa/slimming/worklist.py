@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -22,7 +22,7 @@ from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.settings.globs import LibraryNames, is_selected, matches_library, normalized
+from pytest_negativa.settings.globs import LibraryNames, kept_by, matches_library, normalized
 from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import may_be_kept
@@ -230,6 +230,7 @@ class WorkList:
         away: those of the manifest that are not there.
         slimmed_by_name: the same, by each of their names.
         lost: why the original of any other slimmed library is lost.
+        unread: sizes in bytes of files that can't be read.
     """
 
     def __init__(self, journal: Journal, options: SlimOptions, *, by_digest: bool = False) -> None:
@@ -248,8 +249,7 @@ class WorkList:
         self.away = [one for one in known if not one.results]
         self.past = {one.key: one.entry for one in known if one.is_past}
         self._taken: set[str] = set()
-        # Sizes of files that can't be read.
-        self._unread: set[int] = set()
+        self.unread: set[int] = set()
         self.slimmed_by_name = {name: one for one in reversed(self.slimmed) for name in one.names}
 
     @functools.cached_property
@@ -316,24 +316,13 @@ class WorkList:
             if is_named and self.is_free(library.names):
                 yield group, library
 
-    def add_locked(
-        self, locked: LockedLibrary, recipe: Recipe, digests: Mapping[FileGroup, str | None]
-    ) -> bool:
-        """Give a library of a lock to its recipe; whether it is here, or may be."""
-        results = (one for one in self.slimmed if one.entry.original_sha256 == locked.sha256)
-        same = (group for group, digest in digests.items() if digest == locked.sha256)
-        libraries: list[Library] = [*results, *same]
-        for library in libraries:
-            self.add(library, recipe)
-        return bool(libraries) or locked.size in self._unread
-
     def digests(self, sizes: Set[int]) -> dict[FileGroup, str | None]:
         """Digests of the files that have one of these sizes in bytes, and no recipe yet."""
         candidates = [g for g in self.tree.groups if g.size in sizes and self.is_free(g.names)]
         candidates.sort(key=lambda group: -group.size)
         found = {group: self.tree.digest(group) for group in candidates}
         for group in [group for group, digest in found.items() if digest is None]:
-            self._unread.add(group.size)
+            self.unread.add(group.size)
             self.take(group)
             self.add_unchanged(group.name, SlimStatus.FAILED, group.size, Fate.UNREADABLE.value)
         return found
@@ -378,15 +367,24 @@ def find_work(
 
 def _match_lock(folders: Sequence[WorkList], lock: Lock, options: SlimOptions) -> list[SlimRow]:
     """Give the files of folders to the libraries of a lock; a row for each that is in none."""
-    source = lock_in_words(lock)
-    sizes = {library.size for library in lock.libraries}
-    digests = [(folder, folder.digests(sizes)) for folder in folders]
-    missing = []
-    for locked in lock.libraries:
-        recipe = by_lock(locked, lock.proof.fill, source, strip=options.strip, spare=options.spare)
-        found = [folder.add_locked(locked, recipe, here) for folder, here in digests]
-        if not any(found):
-            missing.append(locked)
+    source, found = lock_in_words(lock), set()
+    recipes = {
+        locked.sha256: by_lock(
+            locked, lock.proof.fill, source, strip=options.strip, spare=options.spare
+        )
+        for locked in lock.libraries
+    }
+    for folder in folders:
+        originals: list[tuple[Library, str | None]] = [
+            *((one, one.entry.original_sha256) for one in folder.slimmed),
+            *folder.digests({locked.size for locked in lock.libraries}).items(),
+        ]
+        for library, sha256 in originals:
+            if sha256 in recipes:
+                found.add(sha256)
+                folder.add(library, recipes[sha256])
+    unread = {size for folder in folders for size in folder.unread}
+    missing = (one for one in lock.libraries if one.sha256 not in found and one.size not in unread)
     return [_unmet(library, folders) for library in missing]
 
 
@@ -464,8 +462,7 @@ class _Others:
         if spare is not None and listed and may_go:
             self._folder.listed |= listed
             is_needed = (sha256 or self._tree.digest(group)) in spare.came_back or may_be_loaded
-            is_needed |= any(matches_library(glob, names) for glob in spare.keep)
-            if is_unknown and not is_needed:
+            if is_unknown and not is_needed and kept_by(spare.keep, names) is None:
                 return self._unless_it_runs(self._moves, group, library)
             self._folder.opened.append(group.name)
         if self._selected is None:
@@ -473,7 +470,7 @@ class _Others:
         is_unknown = is_unknown and self._whole is not None
         owned = [self._never[path] for path in paths if path in self._never]
         is_never = (is_unknown or any(owned)) and not may_be_loaded
-        is_kept = is_never and not is_selected(self._selected, names)
+        is_kept = is_never and kept_by((), names, self._selected) is not None
         if is_unknown and is_never and not is_kept:
             return self._unless_it_runs(self._whole, group, library)
         recipe = (owned[0] if owned and is_never and not is_kept else None) or self._others

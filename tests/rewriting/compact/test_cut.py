@@ -23,7 +23,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.spans import Range, covers, intersection, size
 from pytest_negativa.rewriting.compact.compact import certify
-from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library, foresee_cut
+from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library, design_cut
 from pytest_negativa.rewriting.compact.rebuild import (
     OriginalSource,
     read_note,
@@ -351,10 +351,10 @@ def test_a_library_that_saves_too_little_stays(kit: Kit, cut: Cut, tmp_path: Pat
     gain = cut.size_before - cut.size_after
     enough = replace(OPTIONS, min_gain=gain)
     with ByteSource(kit.library) as source:
-        assert foresee_cut(source, [], enough) == cut.size_after
+        assert design_cut(source, [], enough).size == cut.size_after
     assert kit.cut(tmp_path / "enough", options=enough).size_after == cut.size_after
     with ByteSource(kit.library) as source, pytest.raises(CannotCompactError, match="saves only"):
-        foresee_cut(source, [], replace(OPTIONS, min_gain=gain + 1))
+        design_cut(source, [], replace(OPTIONS, min_gain=gain + 1))
 
 
 def test_a_library_that_changes_meanwhile_is_not_cut(kit: Kit, tmp_path: Path) -> None:
