@@ -280,7 +280,7 @@ class Slimmer:
             on_done(package.size)
 
     def _staged(self, task: Task) -> Path:
-        """A hidden name for the smaller file."""
+        """A hidden name for the file that is to take the place."""
         return staged_name(self.journal.root / task.name, self.journal.token)
 
     def _rebuilt(self, task: Task) -> Path:
@@ -307,17 +307,17 @@ class Slimmer:
 
     def _steps(self, task: Task) -> Iterator[Removal]:
         """Plan a library, then make the smaller file; meanwhile it stays open."""
-        is_dry = self.options.dry_run
+        is_dry, spare = self.options.dry_run, find_spare(task.source) if task.is_cut else None
         with contextlib.ExitStack() as stack:
             source = stack.enter_context(ByteSource(task.source))
-            if task.is_cut:
-                spare = stack.enter_context(ByteSource(find_spare(task.source)))
-                source = OriginalSource(source, spare)
+            if spare is not None:
+                source = OriginalSource(source, stack.enter_context(ByteSource(spare)))
             yield (planned := plan_library(task.recipe, source))
-            if task.is_cut and is_dry:
-                check_pair(task.source, Path(spare.path))
-            elif task.is_cut:
-                rebuild_original(task.source, Path(spare.path), self._rebuilt(task))
+            if spare is not None and is_dry:
+                check_pair(task.source, spare)
+            elif spare is not None:
+                # Its digest is compared, unlike that of what was planned.
+                rebuild_original(task.source, spare, self._rebuilt(task))
                 source = stack.enter_context(ByteSource(self._rebuilt(task)))
             yield slim_library(
                 task.recipe,
