@@ -43,6 +43,7 @@ from pytest_negativa.settings.globs import (
     LibraryNames,
     globs_of,
     is_selected,
+    kept_by,
     limit_of,
     matches_library,
     unmatched_globs,
@@ -221,11 +222,8 @@ class _Analyzer:
     def _plan(
         self, library_map: LibraryMap, library: TracedLibrary, names: LibraryNames
     ) -> AnalyzedLibrary:
-        kept_by = next(
-            (g for g in self._settings.keep.libraries if matches_library(g, names)), None
-        )
         policy = KeepPolicy(
-            whole_library=kept_by and f"keep.libraries: {kept_by}",
+            whole_library=kept_by(self._settings.keep.libraries, names),
             kernels=self._kernel_globs,
             devices=self._extra_devices,
             ptx=self._settings.keep.ptx.value,

@@ -97,7 +97,7 @@ def open_original(misses: Misses, libraries: Sequence[Path]) -> Iterator[tuple[P
             note = _note_of(library)
             if note is not None and note.original == misses.original:
                 with ByteSource(find_spare(path)) as spare:
-                    yield path, OriginalSource(library, spare, note)
+                    yield path, OriginalSource(library, spare)
                 return
             if (
                 note is None

@@ -18,7 +18,7 @@ from pytest_negativa.models.plan import (
 )
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.settings.globs import LibraryNames, is_selected, matches_library
+from pytest_negativa.settings.globs import LibraryNames, is_selected, kept_by
 
 
 def plan_files(
@@ -93,10 +93,8 @@ def _policy(settings: Settings, names: LibraryNames) -> KeepReason | None:
     if settings.keep.archs:
         # Nothing tells what the GPUs of other machines need.
         return KeepReason.ARCH_POLICY
-    is_left_out = not is_selected(settings.libraries, names)
-    if is_left_out or any(matches_library(glob, names) for glob in settings.keep.libraries):
-        return KeepReason.LIBRARY_POLICY
-    return None
+    is_kept = kept_by(settings.keep.libraries, names, settings.libraries) is not None
+    return KeepReason.LIBRARY_POLICY if is_kept else None
 
 
 def unite(runs: Sequence[Sequence[WatchedFiles]]) -> tuple[WatchedFiles, ...]:

@@ -428,10 +428,14 @@ def state_of(file: int | str | os.PathLike[str]) -> FileState:
 
 
 def state_at(path: Path) -> FileState | None:
-    """The state of a file; None if there is none, or a link, which is no copy."""
+    """The state of a file or link; None if there is none.
+
+    Raises:
+        OSError: nothing tells.
+    """
     try:
-        return None if path.is_symlink() else state_of(path)
-    except OSError:
+        return FileState.of(path.lstat())
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

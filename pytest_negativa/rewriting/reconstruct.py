@@ -257,12 +257,13 @@ class _Reconstructor:
         made = self._known.get(library.path)
         if made is None or made.recipe != recipe:
             return None
-        copy = state_at(target)
-        if copy is None or copy.size != made.copy_state.size:
+        with refusing(library.path, "compared", ReconstructError):
+            copy, original = state_at(target), state_at(Path(library.path))
+        # A link is no copy, whatever it leads to.
+        if copy is None or copy.size != made.copy_state.size or target.is_symlink():
             return None
         if copy != made.copy_state and digest_of(target) != made.copy_sha256:
             return None
-        original = state_at(Path(library.path))
         if original != made.original_state:
             original = check_digest(library)
         return msgspec.structs.replace(
@@ -371,7 +372,9 @@ def check_copies(reconstruction: Reconstruction) -> tuple[str, ...]:
             (library.copy, library.copy_state),
             (library.library.path, library.original_state),
         ):
-            found = state_at(Path(path))
+            found = None
+            with contextlib.suppress(OSError):
+                found = state_at(Path(path))
             if found is None:
                 problems.append(f"{path} was removed while the tests ran")
             elif found != known:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from pytest_negativa.errors import ReconstructError, refusing
 from pytest_negativa.gpucode.source import ByteSource, digest_of, opened
 from pytest_negativa.models.reconstruction import FileState
-from pytest_negativa.rewriting.layout import Edits, FileLayout, write_layout
+from pytest_negativa.rewriting.layout import Edits, FileLayout, state_at, write_layout
 from pytest_negativa.slimming.tree import ORIGINALS_MARK, staged_name
 from pytest_negativa.storage.atomic import NewFile, copy_metadata, set_mtime, sync_file, sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
@@ -152,14 +152,6 @@ def look(place: Path, state: FileState | None, *, by_ctime: bool) -> FileState |
     if now != state and (by_ctime or _content(now) != _content(state)):
         raise TakenError(place)
     return now
-
-
-def state_at(path: Path) -> FileState | None:
-    """The state of a file or link; None if there is none."""
-    try:
-        return FileState.of(path.lstat())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
 
 
 def _content(state: FileState | None) -> FileState | None:

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import concurrent.futures
 import shlex
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Mapping
 
-from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.slimmed import has_marker
-from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
-from pytest_negativa.slimming.code_files import check_files
-from pytest_negativa.slimming.manifest import (
-    how_to_reinstall,
-    is_uninstalled,
-    manifest_of,
-)
+from pytest_negativa.reporting.units import format_items
+from pytest_negativa.slimming.code_files import removed_packages
+from pytest_negativa.slimming.manifest import how_to_reinstall, manifest_of
+from pytest_negativa.slimming.request import OnProgress, counter
+from pytest_negativa.slimming.slimmed import Fate, fate_of, unlisted
 from pytest_negativa.slimming.spares import is_moved, note_of, problem_of
-from pytest_negativa.slimming.tree import FileGroup, Records, Tree
+from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.storage.system import available_cores
 
 _INTERRUPTED = (
@@ -29,10 +24,21 @@ _INTERRUPTED = (
 
 _Judgement = tuple[SlimStatus, str | None]
 
+# A patch and a page of kernels that a disk lost look alike: what is not here has changed.
+_STATUSES: Mapping[Fate, _Judgement] = {
+    Fate.EARLIER: (SlimStatus.DIFFERENT, Fate.EARLIER.value),
+    Fate.ORIGINAL: (SlimStatus.DIFFERENT, Fate.ORIGINAL.value),
+    Fate.INSTALLED: (SlimStatus.DIFFERENT, Fate.INSTALLED.value),
+    Fate.UNINSTALLED: (
+        SlimStatus.DIFFERENT,
+        "it was slimmed; its distribution is no longer installed",
+    ),
+    Fate.UNREADABLE: (SlimStatus.FAILED, Fate.UNREADABLE.value),
+    Fate.GONE: (SlimStatus.GONE, "it was slimmed, and is no longer there"),
+}
 
-def check_tree(
-    tree: Tree, on_done: Callable[[int, int], None] = lambda done, total: None
-) -> list[SlimRow]:
+
+def check_tree(tree: Tree, on_done: OnProgress = lambda done, total: None) -> list[SlimRow]:
     """Compare libraries with the manifest, and look for slimmed ones that it doesn't list.
 
     A library whose digest differs from the manifest's is a problem, unless it is the original, or
@@ -51,83 +57,64 @@ def check_tree(
     """
     manifest = manifest_of(tree)
     known = {name: e for e in manifest.slimmed.values() if tree.covers(e.names) for name in e.names}
-    others = [
-        group
-        for group in tree.groups
-        if not known.keys() & set(group.names) and tree.is_library(group)
-    ]
     rows = []
     if manifest.run is not None:
         rows = [SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, _INTERRUPTED)]
     # Hashing takes the time, and leaves Python's lock to others.
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
         names = sorted(known)
-        done, total = 0, sum(entry.size for entry in known.values())
-        on_done(done, total)
+        count = counter(sum(entry.size for entry in known.values()), on_done)
         checked = pool.map(lambda name: _check_entry(tree, name, known[name]), names)
         for name, row in zip(names, checked, strict=True):
             rows.append(row)
-            done += known[name].size
-            on_done(done, total)
-    judged = ((group, _judge_unknown(tree, group)) for group in others)
-    unknown = (SlimRow.unchanged(one.name, why[0], one.size, why[1]) for one, why in judged if why)
-    return [*rows, *check_files(tree, manifest), *unknown]
+            count(known[name].size)
+    for package in removed_packages(tree, manifest).values():
+        detail = f"{format_items(len(package.gone), 'file', 'files')} removed"
+        rows.append(SlimRow.unchanged(package.name, SlimStatus.SOUND, 0, detail))
+    for group in unlisted(tree, manifest):
+        if (judged := _judge_unlisted(tree, group)) is not None:
+            rows.append(SlimRow.unchanged(group.name, judged[0], group.size, judged[1]))
+    return rows
 
 
 def _check_entry(tree: Tree, name: str, entry: SlimmedFile) -> SlimRow:
-    group = tree.group_of(name)
-    if group is not None:
-        judged = _judge(tree.root, name, entry, tree.records(name))
-    elif is_uninstalled(tree.root, entry):
-        judged = SlimStatus.DIFFERENT, "it was slimmed; its distribution is no longer installed"
-    else:
-        judged = (
-            SlimStatus.GONE,
-            f"it was slimmed, and is no longer there; {_remedy(tree.root, entry)}",
+    group, fate = tree.group_of(name), fate_of(tree, name, entry)
+    status, detail = _STATUSES.get(fate, (SlimStatus.CHANGED, "differs from what was written"))
+    if fate is Fate.RESULT:
+        status, detail = _judge_result(tree, name, entry)
+    elif status in (SlimStatus.CHANGED, SlimStatus.GONE):
+        undo = (
+            ""
+            if entry.original is None
+            else f"negativa slim undo {shlex.quote(str(tree.root))}, or "
         )
-    return SlimRow.unchanged(name, judged[0], 0 if group is None else group.size, judged[1])
+        detail = f"{detail}; {undo}{how_to_reinstall(entry.reinstall)}"
+    return SlimRow.unchanged(name, status, 0 if group is None else group.size, detail)
 
 
-def _judge(root: Path, name: str, entry: SlimmedFile, records: Records) -> _Judgement:
-    path = root / name
-    digest = digest_of(path)
-    if digest is None:
-        return SlimStatus.FAILED, "it cannot be read"
-    if digest == entry.sha256:
-        wrong = [record for line, record in records.items() if line != record_digest(digest)]
-        if wrong:
-            return SlimStatus.DAMAGED, f"{wrong[0]} has another digest; run negativa slim again"
-        if entry.spare is not None and (judged := problem_of(path)) is not None:
-            return judged
-        fits = "moved whole; its spare fits" if is_moved(path) else "its spare fits"
-        return SlimStatus.SOUND, None if entry.spare is None else fits
-    if digest == entry.original_sha256:
-        return SlimStatus.DIFFERENT, "the original is back"
-    if record_digest(digest) in records:
-        return SlimStatus.DIFFERENT, "another one was installed since: RECORD has its digest"
-    # A patch and a page of kernels that a disk lost look alike.
-    return SlimStatus.CHANGED, f"differs from what was written; {_remedy(root, entry)}"
+def _judge_result(tree: Tree, name: str, entry: SlimmedFile) -> _Judgement:
+    records, path = tree.records(name), tree.root / name
+    wrong = [record for line, record in records.items() if line != record_digest(entry.sha256)]
+    if wrong:
+        return SlimStatus.DAMAGED, f"{wrong[0]} has another digest; run negativa slim again"
+    if entry.spare is None:
+        return SlimStatus.SOUND, None
+    fits = "moved whole; its spare fits" if is_moved(path) else "its spare fits"
+    return problem_of(path) or (SlimStatus.SOUND, fits)
 
 
-def _remedy(root: Path, entry: SlimmedFile) -> str:
-    undo = "" if entry.original is None else f"negativa slim undo {shlex.quote(str(root))}, or "
-    return undo + how_to_reinstall(entry.reinstall)
-
-
-def _judge_unknown(tree: Tree, group: FileGroup) -> _Judgement | None:
+def _judge_unlisted(tree: Tree, group: FileGroup) -> _Judgement | None:
     """Judge a library that the manifest doesn't list, by its lines of RECORD."""
-    path = tree.root / group.name
-    lines = {line for name in group.names for line in tree.records(name)}
-    try:
-        with ByteSource(path) as source:
-            if not has_marker(source):
-                return None
-    except FormatError as e:
-        return SlimStatus.FAILED, e.problem
+    path, facts = tree.root / group.name, tree.facts(group)
+    if facts.problem is not None:
+        return SlimStatus.FAILED, facts.problem
+    if not facts.is_slimmed:
+        return None
     judged = problem_of(path) if note_of(path) is not None else None
     if judged is not None and judged[0] is SlimStatus.DAMAGED:
         return judged
-    digest = digest_of(path)
+    lines = {line for name in group.names for line in tree.records(name)}
+    digest = tree.digest(group)
     if digest is not None and record_digest(digest) in lines:
         return judged or (SlimStatus.SOUND, "not in the manifest; RECORD has its digest")
     why = "and its digest is not the one in RECORD" if lines else "so what was written is not known"

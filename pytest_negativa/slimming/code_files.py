@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,9 +35,10 @@ from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.globs import normalized
 from pytest_negativa.slimming.atomic_replacement import copy_file, keep_original, take, take_out
 from pytest_negativa.slimming.journal import Journal
-from pytest_negativa.slimming.manifest import UNREADABLE, how_to_reinstall
+from pytest_negativa.slimming.manifest import how_to_reinstall
 from pytest_negativa.slimming.recipes import Recipe
 from pytest_negativa.slimming.request import SlimOptions
+from pytest_negativa.slimming.slimmed import Fate
 from pytest_negativa.slimming.tree import FileGroup, Tree, head_of, staged_name
 from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
@@ -61,6 +61,7 @@ class Package:
         kept: those that stay.
         note: why files stay that the lock has as unused.
         problem: why nothing is removed.
+        back: instead of that, those that are gone come back.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Package:
     kept: list[FileGroup] = field(default_factory=list)
     note: str | None = None
     problem: str | None = None
+    back: bool = False
 
     @property
     def size(self) -> int:
@@ -137,7 +139,7 @@ def packages_by_archs(
         recipe: what stays.
     """
     source = recipe.source
-    packages: dict[str, Package] = {}
+    packages = removed_packages(tree, manifest, source)
     groups = () if tree.partial else tree.groups
     for group in (one for one in groups if one.name.endswith(CODE_SUFFIXES)):
         path = tree.root / group.name
@@ -150,12 +152,24 @@ def packages_by_archs(
         has_others = not all(name.endswith(CODE_SUFFIXES) for name in group.names)
         is_kept = has_others or recipe.keeps_file(path, head)
         (package.kept if is_kept else package.unused).append(group)
+    for package in packages.values():
+        if any(entry.source != source for entry in package.gone.values()):
+            package.problem = _NOT_AGAIN
+    return list(packages.values())
+
+
+def removed_packages(tree: Tree, manifest: SlimManifest, source: str = "") -> dict[str, Package]:
+    """The packages below a folder that lack files because of slimming, by name.
+
+    Args:
+        tree, manifest: of the folder.
+        source: see ``Package``.
+    """
+    packages: dict[str, Package] = {}
     for name, entry in manifest.removed.items() if not tree.partial else ():
         package = packages.setdefault(package_of(name), Package(package_of(name), source))
         package.gone[name] = entry
-        if entry.source != source:
-            package.problem = _NOT_AGAIN
-    return list(packages.values())
+    return packages
 
 
 def packages_by_lock(
@@ -217,13 +231,26 @@ def packages_by_lock(
         yield Package(f"{named[0].name} {named[0].version}", source, note=note)
 
 
-def remove_files(journal: Journal, package: Package, options: SlimOptions) -> Iterator[SlimRow]:
-    """Remove the unused files of a package. The manifest names them before the first one goes.
+def change_files(journal: Journal, package: Package, options: SlimOptions) -> Iterator[SlimRow]:
+    """Remove the files of a package that no program needs, or put back those that are gone.
 
     Args:
         journal: the notes of the run.
         package: what goes.
         options: as it has them.
+
+    Yields:
+        The rows of the package.
+    """
+    if package.back:
+        return _put_back(journal, package, dry_run=options.dry_run)
+    if options.dry_run:
+        return iter([package.row(SlimStatus.WOULD_SLIM, package.unused)])
+    return _remove(journal, package, options)
+
+
+def _remove(journal: Journal, package: Package, options: SlimOptions) -> Iterator[SlimRow]:
+    """Remove the unused files of a package. The manifest names them before the first one goes.
 
     Yields:
         A row for the package if a file went, and one if a file can't be read, kept or removed. It
@@ -236,7 +263,7 @@ def remove_files(journal: Journal, package: Package, options: SlimOptions) -> It
         for group, sha256 in tree.digests(package.unused, options.jobs).items():
             path, aside = root / group.name, None
             if sha256 is None:
-                raise ReconstructError(f"{path}: {UNREADABLE}")
+                raise ReconstructError(f"{path}: {Fate.UNREADABLE.value}")
             journal.places(group.names)
             if keep_originals is not None:
                 aside = keep_originals / sha256
@@ -279,50 +306,40 @@ def remove_files(journal: Journal, package: Package, options: SlimOptions) -> It
         yield SlimRow.unchanged(package.name, SlimStatus.FAILED, _size_of(package.kept), problem)
 
 
-def undo_files(journal: Journal, *, dry_run: bool) -> Iterator[SlimRow]:
-    """Put back the files that slimming removed, and take them out of the manifest.
+def _put_back(journal: Journal, package: Package, *, dry_run: bool) -> Iterator[SlimRow]:
+    """Put back the files of a package that slimming removed, and take them out of the manifest.
 
     See ``manifest_of`` for those that stay away.
 
     Yields:
-        The rows of each package.
+        A row for those that are back, and one for those that can't be.
     """
-    tree, removed = journal.tree, journal.manifest.removed
-    for package, found in _by_package(tree, journal.manifest).items():
-        failed: dict[str, str] = {}
-        for name, entry in found.items():
-            try:
-                _undo_one(tree.root / name, entry, journal.token, dry_run=dry_run)
-            except NegativaError as e:
-                failed[name] = str(e)
-        if failed:
-            first, *others = failed.values()
-            more = (
-                f" (and {format_items(len(others), 'more file', 'more files')})" if others else ""
-            )
-            detail = f"cannot be put back: {first}{more}; {_again(tree, failed)}"
-            yield SlimRow.unchanged(package, SlimStatus.FAILED, 0, detail)
-        back = found.keys() - failed
-        if back:
-            yield SlimRow(
-                path=package,
-                status=SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE,
-                before=0,
-                after=sum(found[name].size for name in back),
-                detail=format_items(len(back), "file", "files"),
-            )
-        for name in back if not dry_run else ():
-            del removed[name]
+    tree, gone = journal.tree, package.gone
+    failed: dict[str, str] = {}
+    for name, entry in gone.items():
+        try:
+            _put_one_back(tree.root / name, entry, journal.token, dry_run=dry_run)
+        except NegativaError as e:
+            failed[name] = str(e)
+    if failed:
+        first, *others = failed.values()
+        more = f" (and {format_items(len(others), 'more file', 'more files')})" if others else ""
+        detail = f"cannot be put back: {first}{more}; {_again(tree, failed)}"
+        yield SlimRow.unchanged(package.name, SlimStatus.FAILED, 0, detail)
+    back = gone.keys() - failed
+    if back:
+        yield SlimRow(
+            path=package.name,
+            status=SlimStatus.WOULD_UNDO if dry_run else SlimStatus.UNDONE,
+            before=0,
+            after=sum(gone[name].size for name in back),
+            detail=format_items(len(back), "file", "files"),
+        )
     if not dry_run:
         # The entries are forgotten next. One call is faster than one for each of thousands.
         os.sync()
-
-
-def _by_package(tree: Tree, manifest: SlimManifest) -> Mapping[str, dict[str, RemovedFile]]:
-    found: defaultdict[str, dict[str, RemovedFile]] = defaultdict(dict)
-    for name, entry in manifest.removed.items() if not tree.partial else ():
-        found[package_of(name)][name] = entry
-    return found
+        for name in back:
+            del journal.manifest.removed[name]
 
 
 def _again(tree: Tree, names: Iterable[str]) -> str:
@@ -331,7 +348,7 @@ def _again(tree: Tree, names: Iterable[str]) -> str:
     return "; ".join(map(how_to_reinstall, found))
 
 
-def _undo_one(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> None:
+def _put_one_back(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> None:
     if entry.original is None:
         raise ReconstructError(f"{path}: it was removed, and was not kept")
     aside = Path(entry.original)
@@ -348,10 +365,3 @@ def _undo_one(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> N
         # Not a link: a program that writes to the file must not change the kept one.
         copy_file(aside, staged, mode=entry.mode & 0o777, mtime_ns=entry.mtime_ns)
         take(staged, path, None)
-
-
-def check_files(tree: Tree, manifest: SlimManifest) -> Iterator[SlimRow]:
-    """Yield a row for each package that lacks files because of slimming."""
-    for package, found in _by_package(tree, manifest).items():
-        detail = f"{format_items(len(found), 'file', 'files')} removed"
-        yield SlimRow.unchanged(package, SlimStatus.SOUND, 0, detail)

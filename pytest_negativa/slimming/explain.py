@@ -70,14 +70,15 @@ _VERDICTS = (
 
 
 class Loss(NamedTuple):
-    """A slimmed library and its loss; without an entry if no manifest that can be read lists it.
-
-    ``removed`` has the bytes of GPU code that are known to be gone.
-    """
+    """A slimmed library and its loss; without an entry if no manifest that can be read lists it."""
 
     path: str
     entry: SlimmedFile | None
-    removed: int = 0
+
+    @property
+    def removed(self) -> int:
+        """Bytes of GPU code that are known to be gone."""
+        return 0 if self.entry is None else self.entry.gpu_code_removed
 
     @property
     def has_spare(self) -> bool:
@@ -123,7 +124,7 @@ def _slimmed(
     # Of two manifests, the greater loss counts.
     entries.sort(key=lambda found: found[1].gpu_code_removed)
     listed = {os.path.join(root, name): one for root, one in entries for name in one.names}
-    losses = {path: Loss(path, one, one.gpu_code_removed) for path, one in listed.items()}
+    losses = {path: Loss(path, one) for path, one in listed.items()}
     found = {
         id(listed[path]) if path in listed else path: losses.get(path, Loss(path, None))
         for path in sorted(paths, reverse=True)

@@ -17,16 +17,16 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.errors import NegativaError, ReconstructError, refusing
+from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import RecordLine, record_digest
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
-from pytest_negativa.slimming.atomic_replacement import copy_file, look, replace_all
+from pytest_negativa.rewriting.layout import state_at
+from pytest_negativa.slimming.atomic_replacement import look
 from pytest_negativa.slimming.folder_locks import hold, hold_metadata
 from pytest_negativa.slimming.manifest import manifest_of, save_manifest
-from pytest_negativa.slimming.spares import rebuild
-from pytest_negativa.slimming.tree import Tree, roots_of, scan, staged_name
+from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, roots_of, scan, staged_name
 from pytest_negativa.storage.shared_folders import refuse_shared
 
 
@@ -57,6 +57,12 @@ class Journal:
             StoreError: see ``load_manifest``.
         """
         return manifest_of(self.tree)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a manifest lies there, and nothing in it counts any more."""
+        known = self.manifest.slimmed or self.manifest.removed
+        return not known and (self.root / MANIFEST_NAME).is_file()
 
     def places(self, names: Iterable[str]) -> dict[Path, FileState | None]:
         """The places of names, with the state of the file to replace; None if none is there.
@@ -108,43 +114,6 @@ class Journal:
         yield
         self.manifest = replace(self.manifest, run=None, run_spares=())
         self.save()
-
-    def put_back(
-        self,
-        names: Iterable[str],
-        entry: SlimmedFile,
-        aside: Path | None,
-        like: Path | None,
-    ) -> None:
-        """Put a copy of an original into its places.
-
-        Args:
-            names: the places.
-            entry: of the manifest.
-            aside: the original; None: the library in the first place and its spare give it back.
-            like: whose attributes it gets instead of those of ``aside``, such as those of the file
-                there. A kept original may be that of another folder, too, where its attributes
-                were others.
-
-        Raises:
-            NegativaError: it can't be done.
-        """
-        places = self.places(names)
-        first = next(iter(places))
-        staged = staged_name(first, self.token)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(refusing(first, "put back", ReconstructError))
-            stack.callback(staged.unlink, missing_ok=True)
-            if aside is None:
-                rebuild(first, staged, entry.mtime_ns)
-            else:
-                # Not a link: a program that writes to the library must not change the kept one.
-                copy_file(aside, staged, like=like, mtime_ns=entry.mtime_ns)
-            if digest_of(staged) != entry.original_sha256:
-                raise ReconstructError(
-                    f"{aside} changed while it was copied; run the command again"
-                )
-            replace_all(staged, places, self.token)
 
     def note_back(self, key: str, entry: SlimmedFile) -> None:
         """Note that an original is back: ``finish`` gives RECORD files its lines."""
@@ -216,8 +185,7 @@ def open_journals(paths: Sequence[Path], *, dry_run: bool) -> Iterator[list[Jour
 
 
 def _is_result(path: Path, entry: SlimmedFile) -> bool:
-    try:
-        status = path.lstat()
-    except OSError:
-        return False
-    return (status.st_size, status.st_mtime_ns) == (entry.size, entry.mtime_ns)
+    with contextlib.suppress(OSError):
+        state = state_at(path)
+        return state is not None and (state.size, state.mtime_ns) == (entry.size, entry.mtime_ns)
+    return False

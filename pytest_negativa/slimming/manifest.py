@@ -1,20 +1,15 @@
-"""The manifest of a slimmed folder: reads it, writes it, and compares files with it."""
+"""The manifest of a slimmed folder: reads it, writes it, and tells what its entries say."""
 
 from __future__ import annotations
 
-import enum
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from pytest_negativa.errors import StoreError, refusing
-from pytest_negativa.gpucode.elf import read_host_elf
-from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
-from pytest_negativa.gpucode.slimmed import is_slimmed, read_marker
-from pytest_negativa.gpucode.source import read_fact
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.slimming import (
@@ -107,17 +102,6 @@ def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
         sync_folder(root)
 
 
-def is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
-    """Whether the file of that name is the one that slimming made."""
-    group = tree.group_of(name)
-    return (
-        group is not None
-        and group.size == entry.size
-        # A copy of a tree may have other times.
-        and (group.state.mtime_ns == entry.mtime_ns or tree.digest(group) == entry.sha256)
-    )
-
-
 def may_be_kept(entry: SlimmedFile) -> bool:
     """Whether the original of a library was kept, and is not known to be gone.
 
@@ -140,9 +124,6 @@ def how_to_reinstall(command: str | None) -> str:
     return "install it again" + ("" if command is None else f": {command}")
 
 
-UNREADABLE = "it cannot be read"
-
-
 def is_uninstalled(root: Path, entry: SlimmedFile) -> bool:
     """Whether a distribution that had the library is gone, and not away with all of its site."""
     gone = [_owner_of(Path(os.path.normpath(root / record))) for record in entry.records]
@@ -158,62 +139,3 @@ def is_reinstalled(entry: SlimmedFile, records: Records) -> bool:
     """Whether RECORD now has another file than the one that was slimmed."""
     known = {record_digest(entry.sha256), record_digest(entry.original_sha256)}
     return bool(records) and not known & records.keys()
-
-
-class Fate(enum.Enum):
-    """The file that a name of a slimmed library leads to now."""
-
-    RESULT = "the result, or the result damaged"
-    ORIGINAL = "the original"
-    ANOTHER = "another file"
-    UNREADABLE = "a file that can't be read"
-    GONE = "no file"
-
-
-Fates = Mapping[Fate, Mapping[str, str | None]]
-"""The names of each fate, with the reason of those that are another file."""
-
-
-def judge(tree: Tree, entry: SlimmedFile) -> Fates:
-    """The fates of the names of a slimmed library.
-
-    By digest: some tools give all files the same time, so time and size tell nothing.
-    """
-    judged = {name: _judge(tree, name, entry, tree.records(name)) for name in entry.names}
-    return {
-        fate: {name: reason for name, (found, reason) in judged.items() if found is fate}
-        for fate in Fate
-    }
-
-
-def _judge(tree: Tree, name: str, entry: SlimmedFile, records: Records) -> tuple[Fate, str | None]:
-    if (group := tree.group_of(name)) is None:
-        return Fate.GONE, None
-    if (digest := tree.digest(group)) is None:
-        return Fate.UNREADABLE, None
-    if digest == entry.original_sha256:
-        return Fate.ORIGINAL, None
-    if digest in (entry.sha256, entry.replaced):
-        return Fate.RESULT, None
-    if record_digest(digest) in records:
-        return Fate.ANOTHER, "another one was installed since: RECORD has its digest"
-    if is_reinstalled(entry, records):
-        return (
-            Fate.ANOTHER,
-            "another one was installed since: RECORD has neither digest of this one",
-        )
-    if _is_made_from(tree.root / name, entry):
-        return Fate.RESULT, None
-    return Fate.ANOTHER, "another file took its place since"
-
-
-def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
-    """Whether the file looks like the result, but cut off or changed."""
-    if is_slimmed(path):
-        marker = read_fact(path, lambda source: read_marker(source, read_host_elf(source)))
-        return marker is None or marker.size_before == entry.original_size
-    # Section headers end the files that slimming writes, so a cut file tells the size it had.
-    header = read_fact(path, lambda source: EHDR.unpack_from(source.read(0, EHDR.size)))
-    if header is None or not header.e_ident.startswith(ELF_MAGIC):
-        return False
-    return header.e_shoff + header.e_shentsize * header.e_shnum == entry.size

@@ -29,8 +29,8 @@ from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.spans import Range, intersection, size
 from pytest_negativa.planning.decide import plan_for_devices, plan_for_none
 from pytest_negativa.planning.lock import needs_content, plan_from_lock
-from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
-from pytest_negativa.rewriting.compact.cut import foresee_cut, hole_sizes
+from pytest_negativa.rewriting.compact.compact import compact_library, design_compaction
+from pytest_negativa.rewriting.compact.cut import design_cut, hole_sizes
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     CompactOptions,
@@ -72,6 +72,7 @@ class Removal:
         size_after: bytes of the new file, or of the one that would be written.
         gpu_code_removed: bytes of GPU code that are gone, zeros, or in the spare.
         made: what was written; None: nothing was.
+        whole: why the original comes back, and nothing is removed; None: it doesn't.
     """
 
     library_map: LibraryMap | None = None
@@ -86,6 +87,7 @@ class Removal:
     size_after: int = 0
     gpu_code_removed: int = 0
     made: Smaller | None = None
+    whole: str | None = None
 
 
 class Kind(enum.Enum):
@@ -303,13 +305,9 @@ def strip_only() -> Recipe:
     )
 
 
-def keep_whole(reason: str) -> Recipe:
-    """Keep all of a library, so that the original comes back if it was slimmed."""
-
-    def plan(_recipe: Recipe, source: ByteSource) -> Removal:
-        raise CannotCompactError(source.path, reason)
-
-    return Recipe(Kind.WHOLE, reason, ("whole",), plan)
+def keep_whole(reason: str = "") -> Recipe:
+    """Keep all of a library: the original of a slimmed one comes back."""
+    return Recipe(Kind.WHOLE, reason, ("whole",), _plan_nothing)
 
 
 def _plan_nothing(_recipe: Recipe, _source: ByteSource) -> Removal:
@@ -368,7 +366,7 @@ def slim_library(
     if recipe.spare is not None and (needed := removal.needed) is not None:
         options = recipe.spare.options_for(name, recipe.source, min_hole)
         if target is None:
-            return replace(removal, size_after=foresee_cut(source, needed, options, containers))
+            return replace(removal, size_after=design_cut(source, needed, options, containers).size)
         library, decisions = (None, ()) if plan is None else (plan.library, plan.decisions)
         made = cut(source, target, needed, containers, recipe.spare, options, library)
         unused = ((one.start, one.end) for one in decisions if not one.kept)
@@ -377,7 +375,7 @@ def slim_library(
         given = removal.library_map, plan, removal.edits
         compact = CompactOptions(strip=strip, takes_place=True)
         if target is None:
-            return replace(removal, size_after=foresee_compaction(source, *given, compact))
+            return replace(removal, size_after=design_compaction(source, *given, compact).size)
         made = compact_library(source, target, *given, compact)
         gone = 0 if plan is None else plan.unused_bytes + removal.trimmed
     return replace(removal, size_after=made.size_after, gpu_code_removed=gone, made=made)

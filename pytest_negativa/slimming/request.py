@@ -19,6 +19,22 @@ from pytest_negativa.storage.shared_folders import refuse_shared
 OnProgress = Callable[[int, int], None]
 """Called with the bytes of the libraries that are done, and of all."""
 
+OnDone = Callable[[int], None]
+"""Called with the bytes of each library that is done."""
+
+
+def counter(total: int, on_progress: OnProgress) -> OnDone:
+    """Add up what is done; ``total`` in bytes. ``on_progress`` is told at once, and each time."""
+    done = 0
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        on_progress(done, total)
+
+    count(0)
+    return count
+
 
 @dataclass(frozen=True, slots=True)
 class SlimOptions:

@@ -11,12 +11,11 @@ import concurrent.futures
 import contextlib
 import os
 import resource
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError, ReconstructError
-from pytest_negativa.gpucode.source import ByteSource, read_fact
+from pytest_negativa.errors import NegativaError, ReconstructError, refusing
+from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
 from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import (
     PROBLEMS,
@@ -26,16 +25,22 @@ from pytest_negativa.models.slimming import (
     SlimStatus,
 )
 from pytest_negativa.reporting.units import format_items
-from pytest_negativa.rewriting.compact.rebuild import read_note
+from pytest_negativa.rewriting.compact.rebuild import (
+    OriginalSource,
+    check_pair,
+    read_note,
+    rebuild_original,
+)
 from pytest_negativa.rewriting.compact.records import CannotCompactError, Cut
+from pytest_negativa.rewriting.layout import state_at
 from pytest_negativa.slimming.atomic_replacement import (
+    copy_file,
     is_same_file,
     keep_original,
     look,
     replace_all,
-    state_at,
 )
-from pytest_negativa.slimming.code_files import remove_files
+from pytest_negativa.slimming.code_files import change_files
 from pytest_negativa.slimming.journal import open_journals
 from pytest_negativa.slimming.manifest import spares_of
 from pytest_negativa.slimming.recipes import (
@@ -47,10 +52,12 @@ from pytest_negativa.slimming.recipes import (
     slim_library,
 )
 from pytest_negativa.slimming.request import (
+    OnDone,
     OnProgress,
     SlimOptions,
     SlimReport,
     SlimRequest,
+    counter,
     refuse_contradictions,
 )
 from pytest_negativa.slimming.spares import (
@@ -60,17 +67,12 @@ from pytest_negativa.slimming.spares import (
     hold_folder,
     least_hole,
     publish,
-    rebuild,
     release,
     remove_unchecked,
 )
 from pytest_negativa.slimming.tree import roots_of, staged_name
-from pytest_negativa.slimming.undo import Slimmed
 from pytest_negativa.slimming.worklist import Task, WorkList, find_work
 from pytest_negativa.storage.atomic import remove_abandoned
-
-OnDone = Callable[[int], None]
-"""Called with the bytes of each library that is done."""
 
 
 def slim_trees(
@@ -98,10 +100,10 @@ def slim_trees(
             missed = (*unmet, *(row for row in known if row.status in PROBLEMS | UNMET))
             if missed:
                 return SlimReport(missed, stopped=True)
-        return _apply(work, unmet, request.options, on_progress)
+        return _slim_folders(work, unmet, request.options, on_progress)
 
 
-def _apply(
+def _slim_folders(
     folders: Sequence[WorkList],
     unmet: Sequence[SlimRow],
     options: SlimOptions,
@@ -119,18 +121,8 @@ def _apply(
         NegativaError: a folder can't be read or written.
     """
     begun: dict[Path, Iterator[Removal]] = {}
-    slimmers = [Slimmer(folder, options, begun) for folder in folders]
-    total = sum(task.size for folder in folders for task in folder.tasks) + sum(
-        package.size for folder in folders for package in folder.packages
-    )
-    done = 0
-
-    def count(size: int) -> None:
-        nonlocal done
-        done += size
-        on_progress(done, total)
-
-    count(0)
+    slimmers = [Slimmer(folder, begun) for folder in folders]
+    count = counter(sum(folder.size for folder in folders), on_progress)
     holes = min_hole = 0
     if (spare := options.spare) is not None:
         holes = sum(slimmer.count_holes(without_tasks=True) for slimmer in slimmers)
@@ -154,22 +146,19 @@ class Slimmer:
 
     Args:
         work: what is to be done.
-        options: how to do it.
         begun: by path, see ``_steps``; the planned libraries are open.
 
     Attributes:
         rows: what became of each library.
     """
 
-    def __init__(
-        self, work: WorkList, options: SlimOptions, begun: dict[Path, Iterator[Removal]]
-    ) -> None:
+    def __init__(self, work: WorkList, begun: dict[Path, Iterator[Removal]] | None = None) -> None:
         self.journal = work.journal
         self.work = work
-        self.options = options
+        self.options = work.options
         self.rows = work.rows
         self._min_hole = LEAST_HOLE
-        self._begun = begun
+        self._begun = {} if begun is None else begun
         # Of slimmed libraries.
         self._holes: dict[SlimmedFile, int] = {}
         # Those that libraries had before.
@@ -189,9 +178,9 @@ class Slimmer:
             planned = next(steps)
         except NegativaError:
             return ()
-        # Each job takes up to eight descriptors. An original that is made again is another file.
+        # Each job takes up to eight descriptors, and a library with its spare two.
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if not task.is_cut and len(self._begun) < (limit - 8 * self.options.jobs) // 2:
+        if len(self._begun) < (limit - 8 * self.options.jobs) // 3:
             self._begun[self.journal.root / task.name] = steps
         return planned.hole_sizes
 
@@ -210,8 +199,8 @@ class Slimmer:
                 self._holes[entry] = 0 if note is None else len(note.holes)
         return sum(self._holes[entry] for entry in entries)
 
-    def run(self, on_done: OnDone, min_hole: int) -> list[SlimRow]:
-        """Slim the libraries, or foresee what that would do.
+    def run(self, on_done: OnDone, min_hole: int = LEAST_HOLE) -> list[SlimRow]:
+        """Do the work, or foresee what that would do.
 
         Args:
             on_done: told of each library.
@@ -223,16 +212,10 @@ class Slimmer:
                 that have no name, so the process should end.
         """
         self._min_hole = min_hole
-        if self.options.dry_run:
-            self._process(
-                lambda task, made: self._add_row(task, SlimStatus.WOULD_SLIM, made),
-                on_done,
-            )
-            for package in self.work.packages:
-                self.rows.append(package.row(SlimStatus.WOULD_SLIM, package.unused))
-                on_done(package.size)
-            return self.rows
         journal, spare, work = self.journal, self.options.spare, self.work
+        if self.options.dry_run:
+            self._apply(on_done)
+            return self.rows
         self._spares = clear_abandoned(journal.manifest)
         folders = []
         with contextlib.ExitStack() as held:
@@ -240,9 +223,17 @@ class Slimmer:
             if spare is not None and any(task.recipe.spare for task in work.tasks):
                 held.enter_context(hold_folder(spare.folder, journal.root))
                 folders.append(spare.folder)
-            if work.tasks or work.packages or work.past or journal.manifest.run:
+            has_work = work.tasks or work.packages or work.past
+            if has_work or journal.manifest.run or journal.is_empty:
                 held.enter_context(journal.at_work((*folders, *self._spares)))
-            self._apply(on_done)
+            try:
+                self._apply(on_done)
+            finally:
+                # Also when interrupted: what was replaced must be in order.
+                for key, entry in work.past.items():
+                    if journal.manifest.slimmed.get(key) is entry:
+                        journal.note_back(key, entry)
+                journal.finish()
             for folder in folders:
                 # As long as the manifest names the folder: a run that is killed then leaves none.
                 remove_unchecked(folder)
@@ -250,24 +241,9 @@ class Slimmer:
         return self.rows
 
     def _apply(self, on_done: OnDone) -> None:
-        journal = self.journal
-        try:
-            self._process(self._publish, on_done)
-            for package in self.work.packages:
-                self.rows += remove_files(journal, package, self.options)
-                on_done(package.size)
-        finally:
-            # Also when interrupted: what was replaced must be in order.
-            for key, entry in self.work.past.items():
-                if journal.manifest.slimmed.get(key) is entry:
-                    journal.note_back(key, entry)
-            journal.finish()
-
-    def _process(self, finish: Callable[[Task, Removal], None], on_done: OnDone) -> None:
-        """Slim in threads, and finish the libraries one by one in this thread.
+        """Work in threads, and finish the libraries one by one in this thread; then the packages.
 
         Args:
-            finish: called for each library that gets smaller.
             on_done: told of each task.
         """
         # The largest first, so that none is left to run alone at the end.
@@ -275,16 +251,15 @@ class Slimmer:
         pool = concurrent.futures.ThreadPoolExecutor(self.options.jobs)
         wait = True
         try:
-            pending = {pool.submit(self._slim, task): task for task in tasks}
+            pending = {pool.submit(self._make, task): task for task in tasks}
             for future in concurrent.futures.as_completed(pending):
                 task = pending[future]
                 try:
-                    try:
-                        made = future.result()
-                    except CannotCompactError as e:
-                        self._leave(task, e.reason)
-                    else:
-                        finish(task, made)
+                    self._finish(task, future.result())
+                except CannotCompactError as e:
+                    # Libraries without GPU code are not what the user asked about.
+                    if e.reason != NO_GPU_CODE:
+                        self._add_unchanged(task, SlimStatus.LEFT, e.reason)
                 except NegativaError as e:
                     self._add_unchanged(task, SlimStatus.FAILED, str(e))
                 on_done(task.size)
@@ -294,97 +269,131 @@ class Slimmer:
             raise
         finally:
             pool.shutdown(wait=wait, cancel_futures=True)
-            for hidden in (*map(self._staged, tasks), *map(self._rebuilt_name, tasks)):
+            for hidden in (*map(self._staged, tasks), *map(self._rebuilt, tasks)):
                 with contextlib.suppress(OSError):
                     hidden.unlink(missing_ok=True)
                 if not wait:
                     # A thread at work has given its file a name.
                     remove_abandoned(hidden)
+        for package in self.work.packages:
+            self.rows += change_files(self.journal, package, self.options)
+            on_done(package.size)
 
     def _staged(self, task: Task) -> Path:
-        """A hidden name for the smaller file."""
+        """A hidden name for the file that is to take the place."""
         return staged_name(self.journal.root / task.name, self.journal.token)
 
-    def _rebuilt_name(self, task: Task) -> Path:
+    def _rebuilt(self, task: Task) -> Path:
         """A hidden name for an original that is made again."""
         place = self.journal.root / task.name
         return staged_name(place.with_name(f"{place.name}.original"), self.journal.token)
 
-    def _original_of(self, task: Task) -> Path:
-        return self._rebuilt_name(task) if task.is_cut else task.source
-
-    def _slim(self, task: Task) -> Removal:
-        is_dry = self.options.dry_run
-        if not is_dry:
+    def _make(self, task: Task) -> Removal:
+        """Make the file that is to take the place of a library, under its hidden name."""
+        if not self.options.dry_run:
             self.journal.places(task.names)
-        if (steps := self._begun.pop(self.journal.root / task.name, None)) is None:
-            steps = self._steps(task, None if is_dry else self._original_of(task))
-            next(steps)
-        return next(steps)
+        whole = task.recipe.source
+        if task.recipe.kind is not Kind.WHOLE:
+            try:
+                if (steps := self._begun.pop(self.journal.root / task.name, None)) is None:
+                    next(steps := self._steps(task))
+                return next(steps)
+            except CannotCompactError as e:
+                if task.slimmed is None:
+                    raise
+                whole = e.reason
+        self._make_whole(task)
+        return Removal(whole=whole, size_after=task.size)
 
-    def _steps(self, task: Task, place: Path | None = None) -> Iterator[Removal]:
-        """Plan a library, then make the smaller file; meanwhile it stays open.
-
-        Args:
-            task, place: see ``_at_hand``.
-        """
-        with self._at_hand(task, place) as source:
+    def _steps(self, task: Task) -> Iterator[Removal]:
+        """Plan a library, then make the smaller file; meanwhile it stays open."""
+        is_dry, spare = self.options.dry_run, find_spare(task.source) if task.is_cut else None
+        with contextlib.ExitStack() as stack:
+            source = stack.enter_context(ByteSource(task.source))
+            if spare is not None:
+                source = OriginalSource(source, stack.enter_context(ByteSource(spare)))
             yield (planned := plan_library(task.recipe, source))
+            if spare is not None and is_dry:
+                check_pair(task.source, spare)
+            elif spare is not None:
+                # Its digest is compared, unlike that of what was planned.
+                rebuild_original(task.source, spare, self._rebuilt(task))
+                source = stack.enter_context(ByteSource(self._rebuilt(task)))
             yield slim_library(
                 task.recipe,
                 source,
-                None if self.options.dry_run else self._staged(task),
+                None if is_dry else self._staged(task),
                 Path(task.name).name,
                 planned,
                 strip=self.options.strip,
                 min_hole=self._min_hole,
             )
 
-    @contextlib.contextmanager
-    def _at_hand(self, task: Task, place: Path | None = None) -> Iterator[ByteSource]:
-        """The original of a library, open for reading.
+    def _make_whole(self, task: Task) -> None:
+        """Make the original of a slimmed library again, or see whether that can be done."""
+        assert task.slimmed is not None, "a library that is whole needs nothing"
+        entry, staged, root = task.slimmed.entry, self._staged(task), self.journal.root
+        spare = find_spare(task.source) if task.is_cut else None
+        if self.options.dry_run:
+            return
+        with refusing(root / task.name, "put back", ReconstructError):
+            if spare is not None:
+                rebuild_original(task.source, spare, staged, entry.mtime_ns)
+                return
+            # A kept original may be that of another folder, too, where its attributes were others.
+            like = next((root / name for name in task.slimmed.results), None)
+            # Not a link: a program that writes to the library must not change the kept one.
+            copy_file(task.source, staged, like=like, mtime_ns=entry.mtime_ns)
+            if digest_of(staged) != entry.original_sha256:
+                raise ReconstructError(
+                    f"{task.source} changed while it was copied; run the command again"
+                )
 
-        Args:
-            task: the library.
-            place: where to make the original of a cut library; None: in a temporary folder.
-        """
-        with contextlib.ExitStack() as stack:
-            original = task.source
-            if task.is_cut:
-                name = Path(task.name).name
-                original = place or Path(stack.enter_context(tempfile.TemporaryDirectory()), name)
-                rebuild(task.source, original)
-            yield stack.enter_context(ByteSource(original))
-
-    def _leave(self, task: Task, reason: str) -> None:
-        if task.slimmed is not None:
-            self._put_back(task, task.slimmed, reason)
-        # Libraries without GPU code are not what the user asked about.
-        elif reason != NO_GPU_CODE:
-            self._add_unchanged(task, SlimStatus.LEFT, reason)
-
-    def _put_back(self, task: Task, slimmed: Slimmed, reason: str) -> None:
-        """Put the original of a library back that lacks code, and of which nothing may go now."""
-        entry, status, journal = slimmed.entry, SlimStatus.WOULD_UNDO, self.journal
-        if not self.options.dry_run:
-            status, like = SlimStatus.UNDONE, journal.root / slimmed.results[0]
-            aside = None if task.is_cut else task.source
-            before = [find_spare(task.source)] if task.is_cut else []
-            journal.put_back(task.names, entry, aside, like)
-            self._spares.update(before)
-            journal.note_back(slimmed.key, entry)
+    def _finish(self, task: Task, made: Removal) -> None:
+        """Let the names of a library lead to the new file, and note it; or only foresee that."""
+        is_whole, size = made.whole is not None, task.size
+        notes: tuple[str, ...] = ()
+        detail = task.recipe.why(has_gpu_code=made.plan is not None)
+        if made.useless_for:
+            detail = f"keeps no code for {names_of(made.useless_for)}"
+        if self.options.dry_run:
+            status = SlimStatus.WOULD_UNDO if is_whole else SlimStatus.WOULD_SLIM
+        elif is_whole:
+            status = SlimStatus.UNDONE
+            self._put_back(task)
+        else:
+            status = SlimStatus.SLIMMED
+            notes = self._publish(task, made)
+        if task.slimmed is not None and is_whole:
+            size, detail = task.slimmed.entry.size, made.whole or None
         self.rows.append(
             SlimRow(
                 path=task.name,
                 status=status,
-                before=entry.size,
-                after=entry.original_size,
-                detail=reason,
+                before=size,
+                after=made.size_after,
+                detail=detail,
                 others=len(task.names) - 1,
+                useless=bool(made.useless_for),
+                notes=notes,
+                moved=task.recipe.is_moving and not is_whole,
             )
         )
 
-    def _publish(self, task: Task, made: Removal) -> None:
+    def _put_back(self, task: Task) -> None:
+        """Let the original of a slimmed library take its place again."""
+        assert task.slimmed is not None, "its original was made again"
+        self._replace(task, self.journal.places(task.names))
+        self.journal.note_back(task.slimmed.key, task.slimmed.entry)
+
+    def _replace(self, task: Task, places: Mapping[Path, FileState | None]) -> None:
+        # Once another file has its place, the library needs its spare no more.
+        let_go = [find_spare(task.source)] if task.is_cut else []
+        replace_all(self._staged(task), places, self.journal.token)
+        self._spares.update(let_go)
+
+    def _publish(self, task: Task, made: Removal) -> tuple[str, ...]:
+        """Let the smaller file take the place of a library; the notes of its entry."""
         journal, file, staged = self.journal, made.made, self._staged(task)
         assert file is not None, "it was written"
         notes = (*made.notes, *file.notes)
@@ -406,7 +415,8 @@ class Slimmer:
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / file.original_sha256
             [state, *_] = places.values()
-            keep_original(self._original_of(task), aside, journal.token, state)
+            made_again = self._rebuilt(task) if task.is_cut else task.source
+            keep_original(made_again, aside, journal.token, state)
             # A link to a file changes the file's time of change.
             places = {place: look(place, places[place], by_ctime=False) for place in places}
             original = str(aside)
@@ -444,36 +454,13 @@ class Slimmer:
             if spare is not None and isinstance(file, Cut):
                 publish(file.spare, spare)
                 self._holes[entry] = file.mapped
-            # Once another file has its place, the library needs its spare no more.
-            let_go = [find_spare(task.source)] if task.is_cut else []
-            replace_all(staged, places, journal.token)
-            self._spares.update(let_go)
+            self._replace(task, places)
         except ReconstructError:
             if not any(is_same_file(state_at(place), FileState.of(status)) for place in places):
                 self._spares |= spares_of([entry])
                 journal.change(before)
             raise
-        self._add_row(task, SlimStatus.SLIMMED, made, notes)
-
-    def _add_row(
-        self, task: Task, status: SlimStatus, made: Removal, notes: tuple[str, ...] = ()
-    ) -> None:
-        detail = task.recipe.why(has_gpu_code=made.plan is not None)
-        if useless_for := made.useless_for:
-            detail = f"keeps no code for {names_of(useless_for)}"
-        self.rows.append(
-            SlimRow(
-                path=task.name,
-                status=status,
-                before=task.size,
-                after=made.size_after,
-                detail=detail,
-                others=len(task.names) - 1,
-                useless=bool(useless_for),
-                notes=notes,
-                moved=task.recipe.is_moving,
-            )
-        )
+        return notes
 
     def _add_unchanged(self, task: Task, status: SlimStatus, detail: str) -> None:
         # The file that is there may be the result of an earlier run, and the task its original.

@@ -37,7 +37,6 @@ from pytest_negativa.rewriting.compact.rebuild import (
     check_pair,
     read_note,
     read_trailer,
-    rebuild_original,
 )
 from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.rewriting.plan_edits import removable_code
@@ -565,18 +564,6 @@ def find_spare(library: Path, *, trusted: bool = False) -> Path:
         f"{problem or 'it is in none of these folders'}; bring it back, or set {SPARE_FOLDER} to "
         "its folder"
     )
-
-
-def rebuild(library: Path, target: Path, mtime_ns: int | None = None) -> None:
-    """Write the original of a library with a spare; its digest is checked.
-
-    Args:
-        library, target, mtime_ns: see ``rebuild_original``.
-
-    Raises:
-        NegativaError: the spare is gone, or one of the two is damaged.
-    """
-    rebuild_original(library, find_spare(library), target, mtime_ns)
 
 
 def problem_of(library: Path, *, thorough: bool = True) -> tuple[SlimStatus, str] | None:

@@ -112,12 +112,14 @@ class Facts:
         is_slimmed: it has the marker of slimming.
         soname: None: it has none, or can't be read.
         has_gpu_code: None: that is not known.
+        problem: why a file that may be a library can't be read.
     """
 
     sha256: str | None = None
     is_library = is_slimmed = False
     soname: str | None = None
     has_gpu_code: bool | None = None
+    problem: str | None = None
 
     def __init__(self, path: Path, *, searched: bool, hashed: bool) -> None:
         try:
@@ -133,6 +135,7 @@ class Facts:
             # None of these causes: it is damaged.
             if isinstance(e.__cause__, OSError) and not isinstance(e.__cause__, FileNotFoundError):
                 self.is_library = _LIBRARY_NAME.search(path.name) is not None
+                self.problem = e.problem
 
 
 @dataclass

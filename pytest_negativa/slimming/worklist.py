@@ -7,10 +7,11 @@ rules is asked, and the first answer counts. ``classify`` tells what a recipe ma
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -21,10 +22,10 @@ from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.settings.globs import LibraryNames, is_selected, matches_library, normalized
+from pytest_negativa.settings.globs import LibraryNames, kept_by, matches_library, normalized
 from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
 from pytest_negativa.slimming.journal import Journal
-from pytest_negativa.slimming.manifest import UNREADABLE, may_be_kept
+from pytest_negativa.slimming.manifest import may_be_kept
 from pytest_negativa.slimming.recipes import (
     ForOthers,
     Kind,
@@ -35,6 +36,13 @@ from pytest_negativa.slimming.recipes import (
     lock_in_words,
 )
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
+from pytest_negativa.slimming.slimmed import (
+    Fate,
+    Slimmed,
+    find_slimmed,
+    find_unlisted,
+    kept_original,
+)
 from pytest_negativa.slimming.spares import (
     MIN_GAIN,
     SpareTarget,
@@ -42,12 +50,6 @@ from pytest_negativa.slimming.spares import (
     problem_of,
 )
 from pytest_negativa.slimming.tree import FileGroup, Tree
-from pytest_negativa.slimming.undo import (
-    Slimmed,
-    find_slimmed,
-    is_past,
-    kept_original,
-)
 from pytest_negativa.tracing.mappings import parse_maps
 
 _OWN_DISTRIBUTION = "pytest_negativa"
@@ -165,20 +167,33 @@ def _classify_slimmed(
         return msgspec.structs.replace(row, notes=(_NOT_KEPT,)) if lacks else row
     loses_spare = entry.spare is not None and recipe.spare is None and not keeps_original
     try:
-        if library.sha256 is None:
-            raise ReconstructError(UNREADABLE)
+        task = task_of(tree, library, recipe)
         if loses_spare and recipe.kind is not Kind.WHOLE:
             raise ReconstructError(_HAS_SPARE)
-        found = [tree.root / name for name in library.originals[:1]]
-        source = found[0] if found else kept_original(tree.root, entry)
-        is_cut, size = source is None, entry.original_size
-        return Task(recipe, source or path, library.names, size, library, is_cut=is_cut)
+        return task
     except NegativaError as e:
         # If GPU code is gone, some of it may be what the recipe keeps.
         keeps_none = recipe.kind in (Kind.STRIP, Kind.NEVER_LOADED)
         is_fine = library.is_whole and (keeps_none or not entry.gpu_code_removed)
         status = SlimStatus.LEFT if is_fine else SlimStatus.FAILED
         return SlimRow.unchanged(library.key, status, entry.size, str(e))
+
+
+def task_of(tree: Tree, library: Slimmed, recipe: Recipe) -> Task:
+    """The task for a slimmed library, which begins with its original.
+
+    Raises:
+        ReconstructError: the original is lost, or what is there can't be read.
+    """
+    entry, names = library.entry, library.names or library.entry.names
+    if Fate.UNREADABLE in library.fates.values():
+        raise ReconstructError(Fate.UNREADABLE.value)
+    found = [tree.root / name for name in library.originals[:1]]
+    source = found[0] if found else kept_original(tree.root, entry)
+    is_cut = source is None
+    return Task(
+        recipe, source or tree.root / names[0], names, entry.original_size, library, is_cut=is_cut
+    )
 
 
 def _already(path: Path, library: Slimmed, recipe: Recipe) -> SlimRow:
@@ -201,48 +216,60 @@ class WorkList:
 
     Args:
         journal: of the folder.
-        options: how to slim.
+        options: how to do it.
+        by_digest: see ``find_slimmed``.
 
     Attributes:
-        tasks: libraries to slim.
+        tasks: libraries to slim, or to make whole.
         rows: what is known beforehand.
-        past: entries of the manifest that are of no use any more, see ``undo.is_past``.
+        past: entries of the manifest that are of no use any more.
         packages: the files that are GPU code themselves.
         listed: the globs of ``SpareTarget.remove`` that match a library of any use.
         opened: names of libraries that could go whole if no run had opened them.
         slimmed: the slimmed libraries that are there.
+        away: those of the manifest that are not there.
         slimmed_by_name: the same, by each of their names.
         lost: why the original of any other slimmed library is lost.
+        unread: sizes in bytes of files that can't be read.
     """
 
-    def __init__(self, journal: Journal, options: SlimOptions) -> None:
+    def __init__(self, journal: Journal, options: SlimOptions, *, by_digest: bool = False) -> None:
         self.journal = journal
         self.tree = tree = journal.tree
         self.manifest = manifest = journal.manifest
-        self._options = options
+        self.options = options
         self.tasks: list[Task] = []
         self.rows: list[SlimRow] = []
         self.packages: list[Package] = []
         self.listed: set[str] = set()
         self.opened: list[str] = []
-        self.lost: dict[FileGroup, str] = {}
-        self.slimmed = list(find_slimmed(tree, manifest, self.lost))
+        unlisted, self.lost = find_unlisted(tree, manifest)
+        known = list(find_slimmed(tree, manifest, by_digest=by_digest))
+        self.slimmed = [*(one for one in known if one.results), *unlisted]
+        self.away = [one for one in known if not one.results]
+        self.past = {one.key: one.entry for one in known if one.is_past}
         self._taken: set[str] = set()
-        self._own = _libraries_of_negativa(tree)
-        # Sizes of files that can't be read.
-        self._unread: set[int] = set()
+        self.unread: set[int] = set()
         self.slimmed_by_name = {name: one for one in reversed(self.slimmed) for name in one.names}
-        there = {one.key for one in self.slimmed}
-        self.past = {
-            key: entry
-            for key, entry in manifest.slimmed.items()
-            if key not in there and tree.covers(entry.names) and is_past(tree, entry)
-        }
+
+    @functools.cached_property
+    def _own(self) -> frozenset[str]:
+        return _libraries_of_negativa(self.tree)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all work."""
+        tasks, packages = self.tasks, self.packages
+        return sum(task.size for task in tasks) + sum(package.size for package in packages)
+
+    def add_unchanged(self, name: str, status: SlimStatus, size: int, detail: str) -> None:
+        """Add a row for a file that stays as it is; ``size`` in bytes."""
+        self.rows.append(SlimRow.unchanged(name, status, size, detail))
 
     def add_packages(self, packages: Iterable[Package]) -> None:
         """Add packages, with the rows that are known of them; a spare takes no files."""
         for package in packages:
-            if (row := package.row_before(spare=self._options.spare is not None)) is not None:
+            if (row := package.row_before(spare=self.options.spare is not None)) is not None:
                 self.rows.append(row)
             elif package.unused:
                 self.packages.append(package)
@@ -263,9 +290,7 @@ class WorkList:
         is_own = any(str(self.tree.root / name) in self._own for name in library.names)
         if is_own and isinstance(library, FileGroup):
             if self.tree.has_gpu_code(library):
-                self.rows.append(
-                    SlimRow.unchanged(library.name, SlimStatus.LEFT, library.size, _OWN)
-                )
+                self.add_unchanged(library.name, SlimStatus.LEFT, library.size, _OWN)
             return
         outcome = (
             recipe
@@ -274,7 +299,7 @@ class WorkList:
                 self.tree,
                 library,
                 recipe,
-                keeps_original=self._options.keep_originals is not None,
+                keeps_original=self.options.keep_originals is not None,
             )
         )
         if isinstance(outcome, Task):
@@ -291,28 +316,15 @@ class WorkList:
             if is_named and self.is_free(library.names):
                 yield group, library
 
-    def add_locked(
-        self, locked: LockedLibrary, recipe: Recipe, digests: Mapping[FileGroup, str | None]
-    ) -> bool:
-        """Give a library of a lock to its recipe; whether it is here, or may be."""
-        results = (one for one in self.slimmed if one.entry.original_sha256 == locked.sha256)
-        same = (group for group, digest in digests.items() if digest == locked.sha256)
-        libraries: list[Library] = [*results, *same]
-        for library in libraries:
-            self.add(library, recipe)
-        return bool(libraries) or locked.size in self._unread
-
     def digests(self, sizes: Set[int]) -> dict[FileGroup, str | None]:
         """Digests of the files that have one of these sizes in bytes, and no recipe yet."""
         candidates = [g for g in self.tree.groups if g.size in sizes and self.is_free(g.names)]
         candidates.sort(key=lambda group: -group.size)
         found = {group: self.tree.digest(group) for group in candidates}
         for group in [group for group, digest in found.items() if digest is None]:
-            self._unread.add(group.size)
+            self.unread.add(group.size)
             self.take(group)
-            self.rows.append(
-                SlimRow.unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
-            )
+            self.add_unchanged(group.name, SlimStatus.FAILED, group.size, Fate.UNREADABLE.value)
         return found
 
 
@@ -355,15 +367,24 @@ def find_work(
 
 def _match_lock(folders: Sequence[WorkList], lock: Lock, options: SlimOptions) -> list[SlimRow]:
     """Give the files of folders to the libraries of a lock; a row for each that is in none."""
-    source = lock_in_words(lock)
-    sizes = {library.size for library in lock.libraries}
-    digests = [(folder, folder.digests(sizes)) for folder in folders]
-    missing = []
-    for locked in lock.libraries:
-        recipe = by_lock(locked, lock.proof.fill, source, strip=options.strip, spare=options.spare)
-        found = [folder.add_locked(locked, recipe, here) for folder, here in digests]
-        if not any(found):
-            missing.append(locked)
+    source, found = lock_in_words(lock), set()
+    recipes = {
+        locked.sha256: by_lock(
+            locked, lock.proof.fill, source, strip=options.strip, spare=options.spare
+        )
+        for locked in lock.libraries
+    }
+    for folder in folders:
+        originals: list[tuple[Library, str | None]] = [
+            *((one, one.entry.original_sha256) for one in folder.slimmed),
+            *folder.digests({locked.size for locked in lock.libraries}).items(),
+        ]
+        for library, sha256 in originals:
+            if sha256 in recipes:
+                found.add(sha256)
+                folder.add(library, recipes[sha256])
+    unread = {size for folder in folders for size in folder.unread}
+    missing = (one for one in lock.libraries if one.sha256 not in found and one.size not in unread)
     return [_unmet(library, folders) for library in missing]
 
 
@@ -441,8 +462,7 @@ class _Others:
         if spare is not None and listed and may_go:
             self._folder.listed |= listed
             is_needed = (sha256 or self._tree.digest(group)) in spare.came_back or may_be_loaded
-            is_needed |= any(matches_library(glob, names) for glob in spare.keep)
-            if is_unknown and not is_needed:
+            if is_unknown and not is_needed and kept_by(spare.keep, names) is None:
                 return self._unless_it_runs(self._moves, group, library)
             self._folder.opened.append(group.name)
         if self._selected is None:
@@ -450,7 +470,7 @@ class _Others:
         is_unknown = is_unknown and self._whole is not None
         owned = [self._never[path] for path in paths if path in self._never]
         is_never = (is_unknown or any(owned)) and not may_be_loaded
-        is_kept = is_never and not is_selected(self._selected, names)
+        is_kept = is_never and kept_by((), names, self._selected) is not None
         if is_unknown and is_never and not is_kept:
             return self._unless_it_runs(self._whole, group, library)
         recipe = (owned[0] if owned and is_never and not is_kept else None) or self._others

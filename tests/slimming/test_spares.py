@@ -28,6 +28,8 @@ from pytest_negativa.hostcode.start import read_processor
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostUsage
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
+from pytest_negativa.rewriting.compact.rebuild import rebuild_original
+from pytest_negativa.slimming import slim as engine
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
@@ -213,6 +215,25 @@ def test_another_slim_begins_with_the_original(site: Made, tmp_path: Path) -> No
     assert not [name for name in os.listdir(site.one.parent) if name.startswith(".")]
 
 
+def test_another_slim_makes_each_original_once(
+    site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slim(site, tmp_path)
+    made = []
+
+    def rebuild(library: Path, *more: Any) -> None:
+        made.append(library)
+        rebuild_original(library, *more)
+
+    monkeypatch.setattr(engine, "rebuild_original", rebuild)
+    assert not slim(site, tmp_path, SM_80, dry_run=True).failed
+    assert made == []
+    assert not slim(site, tmp_path, SM_80).failed
+    assert sorted(made) == [site.one, site.two]
+    undo_trees((site.folder,))
+    assert sorted(made) == [site.one, site.one, site.two, site.two]
+
+
 @pytest.mark.planted_fault(
     "a library with a spare is slimmed again without --spare: its original would be lost",
     says="pass --spare DIR to have one again, or --keep-originals DIR",
@@ -265,6 +286,14 @@ def test_a_damaged_spare(site: Made, tmp_path: Path, fault: PlantedFault) -> Non
     [row] = [row for row in undo_trees((site.folder,)) if row.path == ONE]
     assert row.status is SlimStatus.FAILED
     assert digest_of(site.one) == slimmed[ONE]
+    # Nor is it slimmed anew.
+    for dry_run in (True, False):
+        [row] = [
+            row for row in slim(site, tmp_path, SM_80, dry_run=dry_run).rows if row.path == ONE
+        ]
+        assert row.status is SlimStatus.FAILED
+        fault.check(row.detail or "")
+        assert digest_of(site.one) == slimmed[ONE]
 
 
 def test_a_spare_that_is_gone(site: Made, tmp_path: Path) -> None:

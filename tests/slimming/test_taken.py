@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.slimming import SlimStatus
-from pytest_negativa.slimming import journal
 from pytest_negativa.slimming import slim as engine
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
@@ -153,7 +152,7 @@ def test_undo_leaves_an_upgrade(
     upgrade: Callable[[Path], None],
 ) -> None:
     slim(site, replaced(FAST, keep_originals=tmp_path / "originals"))
-    before_each(monkeypatch, journal, "replace_all", lambda: upgrade(site.one))
+    before_each(monkeypatch, engine, "replace_all", lambda: upgrade(site.one))
     rows = {row.path: row for row in undo_trees((site.folder,))}
     assert rows[ONE].status is SlimStatus.FAILED
     fault.check(rows[ONE].detail or "")
@@ -168,7 +167,7 @@ def test_undo_replaces_no_library_that_came_back(
 ) -> None:
     slim(site, replaced(FAST, keep_originals=tmp_path / "originals"))
     site.one.unlink()
-    before_each(monkeypatch, journal, "replace_all", lambda: by_rename(site.one))
+    before_each(monkeypatch, engine, "replace_all", lambda: by_rename(site.one))
     rows = {row.path: row for row in undo_trees((site.folder,))}
     assert rows[ONE].status is SlimStatus.FAILED
     assert site.one.read_bytes() == NEWER

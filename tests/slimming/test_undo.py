@@ -12,13 +12,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
-from pytest_negativa.slimming.manifest import load_manifest
+from pytest_negativa.slimming.manifest import load_manifest, save_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget
@@ -190,6 +191,37 @@ def test_killed_half_way(slimmed: tuple[Made, dict[str, str]]) -> None:
     rows = undo_all(site)
     assert {row.status for row in rows.values()} == {SlimStatus.UNDONE}
     assert digests(site.folder) == before
+
+
+def test_a_name_that_leads_to_the_original_gives_it(site: Made) -> None:
+    """A run was killed between the names of one file, and none was kept."""
+    linked = site.folder / "gpu/linked.so"
+    os.link(site.two, linked)
+    before = digests(site.folder)
+    original = site.two.read_bytes()
+    slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=SlimOptions()))
+    linked.unlink()
+    linked.write_bytes(original)
+    row = undo_all(site)[TWO]
+    assert (row.status, row.others) == (SlimStatus.UNDONE, 1)
+    assert site.two.samefile(linked)
+    assert digests(site.folder)[TWO] == before[TWO]
+
+
+def test_a_killed_run_left_the_result_of_an_earlier_one(site: Made, tmp_path: Path) -> None:
+    before = digests(site.folder)
+    options = SlimOptions(keep_originals=tmp_path / "originals")
+    slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=options))
+    manifest = load_manifest(site.folder)
+    entry = manifest.slimmed[ONE]
+    # It notes the new result before that takes the place.
+    manifest.slimmed[ONE] = msgspec.structs.replace(entry, sha256="0" * 64, replaced=entry.sha256)
+    save_manifest(site.folder, manifest, "0" * 16)
+    [found] = [row for row in check_tree(scan((site.folder,))[0]) if row.path == ONE]
+    assert found.status is SlimStatus.DIFFERENT
+    assert found.detail == "the result of an earlier run: a killed one did not replace it"
+    assert undo_all(site)[ONE].status is SlimStatus.UNDONE
+    assert digests(site.folder)[ONE] == before[ONE]
 
 
 def test_killed_while_an_original_is_written(slimmed: tuple[Made, dict[str, str]]) -> None:

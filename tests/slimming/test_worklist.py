@@ -10,8 +10,8 @@ import pytest
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.slimming.recipes import Recipe, by_archs, never_loaded, strip_only
+from pytest_negativa.slimming.slimmed import Fate, Slimmed
 from pytest_negativa.slimming.tree import Tree, scan_folder
-from pytest_negativa.slimming.undo import Slimmed
 from pytest_negativa.slimming.worklist import Task, classify
 from tests.support.libraries import MULTIARCH
 
@@ -51,7 +51,7 @@ class TestSlimmedBefore:
         recipe: Recipe,
         original: Path | None = None,
         removed: int = 100,
-        originals: tuple[str, ...] = (),
+        originals: bool = False,
         spare: str | None = None,
     ) -> Slimmed:
         entry = SlimmedFile(
@@ -67,7 +67,8 @@ class TestSlimmedBefore:
             original=None if original is None else str(original),
             spare=spare,
         )
-        return Slimmed(NAMES[0], entry, NAMES[:1], "0" * 64, originals, is_whole=not originals)
+        fates = {NAMES[0]: Fate.RESULT, NAMES[1]: Fate.ORIGINAL if originals else Fate.GONE}
+        return Slimmed(NAMES[0], entry, fates, "0" * 64)
 
     def test_in_the_same_way(self, tree: Tree) -> None:
         row = classify(tree, self.slimmed(ARCHS), ARCHS)
@@ -88,7 +89,7 @@ class TestSlimmedBefore:
 
     def test_a_name_that_leads_to_the_original_gives_it(self, tree: Tree) -> None:
         """A run was killed between the names of one file."""
-        slimmed = self.slimmed(ARCHS, originals=NAMES[1:])
+        slimmed = self.slimmed(ARCHS, originals=True)
         task = classify(tree, slimmed, ARCHS)
         assert task == Task(ARCHS, tree.root / NAMES[1], NAMES, 8, slimmed)
 

@@ -21,7 +21,7 @@ from elftools.elf.relocation import RelocationSection
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library, foresee_cut
+from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library, design_cut
 from pytest_negativa.rewriting.compact.rebuild import rebuild_original
 from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.spare.note import PROBLEMS
@@ -270,7 +270,7 @@ def test_a_library_that_went_whole(kit: Kit, tmp_path: Path) -> None:
         text = f"[negativa] it was moved whole into its spare {cut.spare.name}. Call for help."
         assert (done.returncode, done.stdout) == (3, f"{cut.library}: undefined symbol: {text}\n")
         with ByteSource(library) as source:
-            assert cut.size_after == foresee_cut(source, [], options) < 6000
+            assert cut.size_after == design_cut(source, [], options).size < 6000
         with cut.library.open("rb") as file:
             segments = ELFFile(file).iter_segments()
             dynamic = next(s for s in segments if isinstance(s, DynamicSegment))

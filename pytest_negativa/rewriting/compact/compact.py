@@ -35,7 +35,6 @@ from pytest_negativa.rewriting.compact.records import (
     CompactOptions,
     Design,
     Smaller,
-    Spare,
 )
 from pytest_negativa.rewriting.layout import (
     Change,
@@ -91,7 +90,7 @@ def compact_library(
             check_identity(path, source, plan.library)
         try:
             with refusing(target, "written", ReconstructError):
-                design = _design(source, library_map, plan, edits, options)
+                design = design_compaction(source, library_map, plan, edits, options)
                 declared = ""
                 if library_map is not None and plan is not None:
                     declared = declared_code(source, library_map, plan, edits)
@@ -111,38 +110,22 @@ def compact_library(
             raise
 
 
-def foresee_compaction(
-    path: str | os.PathLike[str] | ByteSource,
-    library_map: LibraryMap | None = None,
-    plan: LibraryPlan | None = None,
-    edits: Edits | None = None,
-    options: CompactOptions | None = None,
-) -> int:
-    """Size in bytes of what ``compact_library`` would write. Nothing is written or hashed.
-
-    Args:
-        path, library_map, plan, edits, options: see ``compact_library``.
-
-    Raises:
-        CannotCompactError: the library is left as it is.
-        FormatError: the file can't be read.
-    """
-    with opened(path) as source:
-        design = _design(source, library_map, plan, edits, options or CompactOptions())
-    return design.layout.edits.size
-
-
-def _design(
+def design_compaction(
     source: ByteSource,
     library_map: LibraryMap | None,
     plan: LibraryPlan | None,
     edits: Edits | None,
     options: CompactOptions,
 ) -> Design:
-    """Design the new file.
+    """Design what ``compact_library`` would write. Nothing is written or hashed.
+
+    Args:
+        source: the original.
+        library_map, plan, edits, options: see ``compact_library``.
 
     Raises:
         CannotCompactError: the library is left as it is.
+        FormatError: the file can't be read.
     """
     edits = edits or Edits(source.size)
     tables = read_original(source)
@@ -249,7 +232,7 @@ def write_design(
     target: Path,
     design: Design,
     library: LibraryIdentity | None,
-    spare: Spare | None = None,
+    spares: Path | None = None,
     *,
     declared: str = "",
     page_size: int | None = None,
@@ -262,7 +245,7 @@ def write_design(
         target: the new library.
         design: of the new library.
         library: the original as it was analyzed.
-        spare: where the holes go; None: they are lost.
+        spares: the folder of the spare, if it has one.
         declared, page_size: see ``certify``.
         takes_place: of the original, so the result gets its owner, attributes and times, too.
 
@@ -272,12 +255,14 @@ def write_design(
         ReconstructError: the spare can't be written.
         OSError: the library can't be written.
     """
-    new_spare = None
+    spare, new_spare, folder = design.spare, None, spares
     original_sha256 = None if spare is None else spare.note.original.hex()
     with contextlib.ExitStack() as stack:
-        if spare is not None:
-            with refusing(spare.folder, "written", ReconstructError):
-                new_spare = stack.enter_context(NewFile(spare.path))
+        if spare is not None and spares is not None:
+            # Where users will find it.
+            folder = Path(next(iter(spare.note.folders), spares))
+            with refusing(folder, "written", ReconstructError):
+                new_spare = stack.enter_context(NewFile(spares / spare.note.spare_name))
                 write_layout(spare.layout, source, new_spare.fd)
                 os.fchmod(new_spare.fd, 0o644)
         new = stack.enter_context(NewFile(target))
@@ -306,14 +291,14 @@ def write_design(
         if not source.is_unchanged():
             raise StaleLibraryError(f"{source.path} changed while it was read; try again")
         lost = copy_metadata(source.fileno(), new.fd) if takes_place else ()
-        if spare is not None and new_spare is not None:
-            with refusing(spare.folder, "written", ReconstructError):
+        if folder is not None and new_spare is not None:
+            with refusing(folder, "written", ReconstructError):
                 new_spare.publish(durable=True)
         new.publish(durable=spare is not None)
     return Smaller(
         library=target,
         size_before=source.size,
-        size_after=design.layout.edits.size,
+        size_after=design.size,
         original_sha256=original_sha256,
         sha256=sha256,
         holes=design.holes,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec.structs import asdict
@@ -199,31 +199,13 @@ def cut_library(
     with opened(path) as source:
         if library is not None:
             check_identity(path, source, library)
-        design, spare = _design(source, target, spares, needed, options, containers)
+        options = replace(options, name=options.name or target.name)
+        design = design_cut(source, needed, options, containers)
+        assert design.spare is not None, "it holds what was cut"
+        note = design.spare.note
         with refusing(target, "cut", ReconstructError):
-            made = write_design(source, target, design, library, spare)
-    return Cut(**asdict(made), spare=spare.path, mapped=len(spare.note.holes))
-
-
-def foresee_cut(
-    source: ByteSource,
-    needed: Iterable[Range],
-    options: CutOptions,
-    containers: Iterable[Range] = (),
-) -> int:
-    """Size in bytes of the library that ``cut_library`` would write. Nothing is written.
-
-    Args:
-        source: the original.
-        needed, options, containers: see ``cut_library``.
-
-    Raises:
-        CannotCompactError: the library must stay as it is.
-        FormatError: the original can't be read.
-    """
-    whole = Path(source.path)
-    design, _ = _design(source, whole, whole.parent, needed, options, containers)
-    return design.layout.edits.size
+            made = write_design(source, target, design, library, spares)
+    return Cut(**asdict(made), spare=spares / note.spare_name, mapped=len(note.holes))
 
 
 def hole_sizes(
@@ -246,14 +228,22 @@ def hole_sizes(
     return [end - start for start, end in holes]
 
 
-def _design(
+def design_cut(
     source: ByteSource,
-    target: Path,
-    spares: Path,
     needed: Iterable[Range],
     options: CutOptions,
-    containers: Iterable[Range],
-) -> tuple[Design, Spare]:
+    containers: Iterable[Range] = (),
+) -> Design:
+    """Design what ``cut_library`` would write. Nothing is written.
+
+    Args:
+        source: the original.
+        needed, options, containers: see ``cut_library``.
+
+    Raises:
+        CannotCompactError: the library must stay as it is.
+        FormatError: the original can't be read.
+    """
     containers = union(containers)
     tables, dynamic, holes = _read_holes(source, needed, options, containers)
     if not (holes or options.whole):
@@ -266,7 +256,7 @@ def _design(
         original=bytes.fromhex(source.sha256()),
         original_size=source.size,
         holes=tuple(_hole_rows(tables, holes, containers)),
-        name=options.name or target.name,
+        name=options.name or Path(source.path).name,
         folders=options.folders,
         remedy=options.remedy,
     )
@@ -281,13 +271,8 @@ def _design(
         _append_tables(builder, source, tables, dynamic, pages, note, addition)
     if options.min_gain is not None:
         refuse_small_gain(source, builder.size, options.min_gain)
-    spare = Spare(
-        path=spares / note.spare_name,
-        layout=_spare_layout(source, tables, pages, note),
-        folder=Path(next(iter(options.folders), spares)),
-        note=note,
-    )
-    return Design(builder.build(), holes, whole=options.whole), spare
+    spare = Spare(_spare_layout(source, tables, pages, note), note)
+    return Design(builder.build(), holes, whole=options.whole, spare=spare)
 
 
 def _read_holes(

@@ -70,13 +70,19 @@ class OriginalSource(ByteSource):
 
     Args:
         library, spare: the pair, open for as long as this is read.
+
+    Attributes:
         note: that of the library.
 
     Raises:
-        FormatError: the spare can't be read, or is damaged.
+        FormatError: a file can't be read, or is damaged.
+        ReconstructError: the library has no spare.
     """
 
-    def __init__(self, library: ByteSource, spare: ByteSource, note: Note) -> None:
+    def __init__(self, library: ByteSource, spare: ByteSource) -> None:
+        if (note := read_note(library)) is None:
+            raise ReconstructError(f"{library.path}: is no library with a spare")
+        self.note = note
         self._library, self._spare = library, spare
         self._kept = read_trailer(spare, note).kept
         self.path, self.size = library.path, note.original_size
@@ -124,16 +130,13 @@ def _rebuilt(cut: ByteSource, spare: ByteSource) -> Iterator[bytes]:
         FormatError: a file can't be read.
         ReconstructError: the files are no pair, or are damaged.
     """
-    note = read_note(cut)
-    if note is None:
-        raise ReconstructError(f"{cut.path}: is no library with a spare")
-    original = OriginalSource(cut, spare, note)
+    original = OriginalSource(cut, spare)
     digest = hashlib.sha256()
     for position in range(0, original.size, _STEP):
         data = original.read(position, min(_STEP, original.size - position))
         digest.update(data)
         yield data
-    if digest.digest() != note.original:
+    if digest.digest() != original.note.original:
         raise ReconstructError(
             f"{cut.path}: with its spare {spare.path} it does not give the original back: one of "
             "the two is damaged; install the original again"

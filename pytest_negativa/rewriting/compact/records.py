@@ -85,18 +85,9 @@ class Cut(Smaller, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """The file that has what a library lost.
+    """The file that has what a library lost, before it is written; ``note`` is the library's."""
 
-    Attributes:
-        path: of the file.
-        layout: its content.
-        folder: where users will find it, for messages.
-        note: of the library.
-    """
-
-    path: Path
     layout: FileLayout
-    folder: Path
     note: Note
 
 
@@ -109,9 +100,16 @@ class Design:
         holes: ranges of file offsets of the original that leave it.
         notes: remarks for the report.
         whole: the library leaves as a whole, so nothing of the new file can be certified.
+        spare: where the holes go; None: they are lost.
     """
 
     layout: FileLayout
     holes: tuple[Span, ...]
     notes: tuple[str, ...] = ()
     whole: bool = False
+    spare: Spare | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the new file."""
+        return self.layout.edits.size

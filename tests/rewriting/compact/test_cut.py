@@ -23,7 +23,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.spans import Range, covers, intersection, size
 from pytest_negativa.rewriting.compact.compact import certify
-from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library, foresee_cut
+from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library, design_cut
 from pytest_negativa.rewriting.compact.rebuild import (
     OriginalSource,
     read_note,
@@ -172,11 +172,9 @@ def test_the_check_finds_a_wrong_byte(kit: Kit, cut: Cut, which: str) -> None:
 def test_the_original_is_read_from_both(cut: Cut, kit: Kit) -> None:
     whole = kit.library.read_bytes()
     with ByteSource(cut.library) as library, ByteSource(cut.spare) as spare:
-        note = read_note(library)
-        assert note is not None
-        original = OriginalSource(library, spare, note)
+        original = OriginalSource(library, spare)
         # Around each edge of what stays and of what went.
-        edges = {hole.offset + shift for hole in note.holes for shift in (-1, 0, 1, 4096)}
+        edges = {hole.offset + shift for hole in original.note.holes for shift in (-1, 0, 1, 4096)}
         for start in (0, *edges):
             for length in (0, 1, 2, 4096, 4097, 70_000):
                 end = min(start + length, len(whole))
@@ -353,10 +351,10 @@ def test_a_library_that_saves_too_little_stays(kit: Kit, cut: Cut, tmp_path: Pat
     gain = cut.size_before - cut.size_after
     enough = replace(OPTIONS, min_gain=gain)
     with ByteSource(kit.library) as source:
-        assert foresee_cut(source, [], enough) == cut.size_after
+        assert design_cut(source, [], enough).size == cut.size_after
     assert kit.cut(tmp_path / "enough", options=enough).size_after == cut.size_after
     with ByteSource(kit.library) as source, pytest.raises(CannotCompactError, match="saves only"):
-        foresee_cut(source, [], replace(OPTIONS, min_gain=gain + 1))
+        design_cut(source, [], replace(OPTIONS, min_gain=gain + 1))
 
 
 def test_a_library_that_changes_meanwhile_is_not_cut(kit: Kit, tmp_path: Path) -> None:

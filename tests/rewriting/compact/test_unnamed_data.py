@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.rewriting.compact.compact import compact_library, foresee_compaction
+from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.rewriting.compact.compact import compact_library, design_compaction
 from pytest_negativa.rewriting.compact.records import CannotCompactError, CompactOptions
 from tests.support.compacting import build, needs_compiler
 from tests.support.faults import PlantedFault
@@ -65,8 +66,8 @@ def test_unnamed_data_is_never_dropped(
     path.write_bytes(plant(library))
     result = refusal(path, tmp_path / "small.so", options=ALWAYS)
     fault.check(result.reason)
-    with pytest.raises(CannotCompactError):
-        foresee_compaction(path, options=ALWAYS)
+    with ByteSource(path) as source, pytest.raises(CannotCompactError):
+        design_compaction(source, None, None, None, ALWAYS)
     assert [p.name for p in tmp_path.iterdir()] == ["library.so"]
 
 

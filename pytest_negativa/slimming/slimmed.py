@@ -1,0 +1,249 @@
+"""The slimmed libraries of a folder: what became of each, and where its original is.
+
+The manifest lists slimmed libraries. A library with a spare says itself what its original was, so
+it needs no entry.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pytest_negativa.errors import NegativaError, ReconstructError
+from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
+from pytest_negativa.gpucode.slimmed import is_slimmed, read_marker
+from pytest_negativa.gpucode.source import digest_of, read_fact
+from pytest_negativa.installed.record import record_digest
+from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
+from pytest_negativa.slimming.manifest import (
+    how_to_reinstall,
+    is_reinstalled,
+    is_uninstalled,
+    may_be_kept,
+)
+from pytest_negativa.slimming.spares import find_spare, note_of
+from pytest_negativa.slimming.tree import MANIFEST_NAME, FileGroup, Tree
+
+
+class Fate(enum.Enum):
+    """What a name of a slimmed library leads to now, in words."""
+
+    RESULT = "the result"
+    EARLIER = "the result of an earlier run: a killed one did not replace it"
+    DAMAGED = "the result, cut off or changed"
+    ORIGINAL = "the original is back"
+    INSTALLED = "another one was installed since: RECORD has its digest"
+    REINSTALLED = "another one was installed since: RECORD has neither digest of this one"
+    ANOTHER = "another file took its place since"
+    UNREADABLE = "it cannot be read"
+    GONE = "it is no longer there"
+    UNINSTALLED = "it is no longer there, and its distribution is no longer installed"
+
+
+_MADE = (Fate.RESULT, Fate.EARLIER, Fate.DAMAGED)
+_OTHERS = (Fate.INSTALLED, Fate.REINSTALLED, Fate.ANOTHER)
+
+
+def fate_of(tree: Tree, name: str, entry: SlimmedFile) -> Fate:
+    """The fate of a name of a slimmed library.
+
+    By digest: some tools give all files the same time, so time and size tell nothing.
+    """
+    if (group := tree.group_of(name)) is None:
+        return Fate.UNINSTALLED if is_uninstalled(tree.root, entry) else Fate.GONE
+    if (digest := tree.digest(group)) is None:
+        return Fate.UNREADABLE
+    known = {
+        entry.original_sha256: Fate.ORIGINAL,
+        entry.replaced: Fate.EARLIER,
+        entry.sha256: Fate.RESULT,
+    }
+    if digest in known:
+        return known[digest]
+    records = tree.records(name)
+    if record_digest(digest) in records:
+        return Fate.INSTALLED
+    if is_reinstalled(entry, records):
+        return Fate.REINSTALLED
+    return Fate.DAMAGED if _is_made_from(tree.root / name, entry) else Fate.ANOTHER
+
+
+def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
+    """Whether the file looks like the result, but cut off or changed."""
+    if is_slimmed(path):
+        marker = read_fact(path, lambda source: read_marker(source, read_host_elf(source)))
+        return marker is None or marker.size_before == entry.original_size
+    # Section headers end the files that slimming writes, so a cut file tells the size it had.
+    header = read_fact(path, lambda source: EHDR.unpack_from(source.read(0, EHDR.size)))
+    if header is None or not header.e_ident.startswith(ELF_MAGIC):
+        return False
+    return header.e_shoff + header.e_shentsize * header.e_shnum == entry.size
+
+
+@dataclass(frozen=True, slots=True)
+class Slimmed:
+    """A slimmed library, and what became of it.
+
+    Attributes:
+        key: of its entry.
+        entry: what the manifest says, or the library itself.
+        fates: what each of its names leads to.
+        sha256: of the first of ``results``; None: it can't be read, or is not there.
+    """
+
+    key: str
+    entry: SlimmedFile
+    fates: Mapping[str, Fate]
+    sha256: str | None
+
+    def _names_of(self, *fates: Fate) -> tuple[str, ...]:
+        return tuple(name for name, fate in self.fates.items() if fate in fates)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names that lead to the result, or to what became of it, or to what can't be read."""
+        return self._names_of(Fate.UNREADABLE) or self._names_of(*_MADE)
+
+    @property
+    def originals(self) -> tuple[str, ...]:
+        """The names that lead to the original, because a run was killed between the names."""
+        return self._names_of(Fate.ORIGINAL)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that are to lead to the same file."""
+        return (*self.results, *self.originals)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of ``names`` lead to the result, as it was written."""
+        return {self.fates[name] for name in self.names} == {Fate.RESULT}
+
+    @property
+    def another(self) -> Fate | None:
+        """What another file is that took its place; None: none did."""
+        return next((fate for fate in self.fates.values() if fate in _OTHERS), None)
+
+    @property
+    def is_past(self) -> bool:
+        """Whether its entry is of no use any more: no file needs it as the way to its original.
+
+        The original is back, another file took its place, or the library was uninstalled. One that
+        is away for a while may come back.
+        """
+        if self.results or self.originals:
+            return not self.results
+        if may_be_kept(self.entry):
+            return False
+        is_uninstalled = Fate.UNINSTALLED in self.fates.values()
+        return self.another is not None or self.entry.spare is None or is_uninstalled
+
+
+def find_slimmed(tree: Tree, manifest: SlimManifest, *, by_digest: bool) -> Iterator[Slimmed]:
+    """The slimmed libraries of the manifest.
+
+    Args:
+        tree, manifest: of the folder.
+        by_digest: read all of them; otherwise size and time tell a result.
+    """
+    for key, entry in manifest.slimmed.items():
+        if not tree.covers(entry.names):
+            continue
+        if not by_digest and all(_is_result(tree, name, entry) for name in entry.names):
+            yield Slimmed(key, entry, dict.fromkeys(entry.names, Fate.RESULT), entry.sha256)
+            continue
+        found = Slimmed(key, entry, {n: fate_of(tree, n, entry) for n in entry.names}, None)
+        groups = filter(None, map(tree.group_of, found.results))
+        yield replace(found, sha256=next(map(tree.digest, groups), None))
+
+
+def _is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
+    group = tree.group_of(name)
+    if group is None or group.size != entry.size:
+        return False
+    # A copy of a tree may have other times.
+    return group.state.mtime_ns == entry.mtime_ns or tree.digest(group) == entry.sha256
+
+
+def unlisted(tree: Tree, manifest: SlimManifest) -> Iterator[FileGroup]:
+    """The libraries that the manifest does not name."""
+    known = {name for entry in manifest.slimmed.values() for name in entry.names}
+    return (g for g in tree.groups if known.isdisjoint(g.names) and tree.is_library(g))
+
+
+def find_unlisted(tree: Tree, manifest: SlimManifest) -> tuple[list[Slimmed], dict[FileGroup, str]]:
+    """The slimmed libraries that the manifest does not name, with entries as of a manifest.
+
+    Returns:
+        Those that a spare makes whole; and the problem of the others.
+    """
+    found, lost = [], {}
+    for group in (one for one in unlisted(tree, manifest) if tree.facts(one).is_slimmed):
+        try:
+            entry = _read_entry(tree, group)
+        except NegativaError as e:
+            lost[group] = str(e)
+        else:
+            fates = dict.fromkeys(group.names, Fate.RESULT)
+            found.append(Slimmed(group.name, entry, fates, entry.sha256))
+    return found, lost
+
+
+def _read_entry(tree: Tree, group: FileGroup) -> SlimmedFile:
+    """The entry for a library with a spare, as of a manifest. It has the times of its original.
+
+    Raises:
+        ReconstructError: the library and its spare don't give the original.
+    """
+    path = tree.root / group.name
+    detail = "was slimmed, and no manifest here has its original; install it again"
+    # Another manifest is that of a folder around the file.
+    for folder in path.parents:
+        if folder != tree.root and (folder / MANIFEST_NAME).is_file():
+            undo = f"negativa slim undo {shlex.quote(str(folder))}"
+            raise ReconstructError(
+                f"{detail}, or slim {folder}, which has its manifest, or run {undo}"
+            )
+    try:
+        note, sha256 = note_of(path), tree.digest(group)
+        spare = None if note is None else find_spare(path)
+    except NegativaError as e:
+        raise ReconstructError(f"{detail}: {str(e).removeprefix(f'{path}: ')}") from e
+    if note is None or sha256 is None:
+        raise ReconstructError(detail)
+    found = (tree.records(name).get(record_digest(sha256)) for name in group.names)
+    return SlimmedFile(
+        names=group.names,
+        original_sha256=note.original.hex(),
+        original_size=note.original_size,
+        sha256=sha256,
+        size=group.size,
+        mtime_ns=group.state.mtime_ns,
+        recipe="",
+        source="",
+        gpu_code_removed=0,
+        records=tuple(os.path.relpath(record, tree.root) for record in found if record),
+        spare=str(spare),
+    )
+
+
+def kept_original(root: Path, entry: SlimmedFile) -> Path | None:
+    """The file of an original that was kept; None: the library and its spare give it.
+
+    Raises:
+        ReconstructError: it is neither here nor in a spare.
+    """
+    kept = None if entry.original is None else Path(entry.original)
+    if kept is not None and digest_of(kept) == entry.original_sha256:
+        return kept
+    if entry.spare is not None:
+        return None
+    why = "was not kept" if kept is None else f"({kept}) is gone, or no longer that file"
+    raise ReconstructError(
+        f"was slimmed, and its original {why}; {how_to_reinstall(entry.reinstall)}"
+    )
