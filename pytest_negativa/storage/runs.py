@@ -50,8 +50,9 @@ from pytest_negativa.storage.handover import find_handover
 from pytest_negativa.storage.urls import Url, is_url
 
 TRACE_SUFFIX = ".jsonl"
-"""Ends the names of trace files."""
-
+PAGES_SUFFIX = ".pages"
+REDIRECT_SUFFIX = ".log"
+"""End the names of the logs that processes write, a file for each."""
 
 _MAX_FETCHED = 64 << 30
 """Bytes that the files of a run at a URL may have together."""
@@ -321,7 +322,7 @@ class Run:
         Raises:
             StoreError: their folder can't be listed.
         """
-        return _files_in(self.plan_dir, ".json")
+        return files_in(self.plan_dir, ".json")
 
     def new_verification(self) -> Run:
         """A folder, not made yet, for a verification: its verdict, and a folder for each round."""
@@ -605,11 +606,15 @@ def find_traces(folder: Path) -> tuple[Path, ...]:
     Raises:
         StoreError: it can't be listed.
     """
-    return _files_in(folder, TRACE_SUFFIX)
+    return files_in(folder, TRACE_SUFFIX)
 
 
-def _files_in(folder: Path, suffix: str) -> tuple[Path, ...]:
-    """The files with a suffix; none if there is no such folder."""
+def files_in(folder: Path, suffix: str) -> tuple[Path, ...]:
+    """The files with a suffix; none if there is no such folder.
+
+    Raises:
+        StoreError: it can't be listed.
+    """
     with (
         refusing(folder, "listed"),
         contextlib.suppress(FileNotFoundError, NotADirectoryError),
