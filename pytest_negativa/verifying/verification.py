@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +23,7 @@ from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import NEEDS, ProvedLibrary, Verdict
+from pytest_negativa.models.verdict import NEEDS, NeededSpan, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep_needed_spans
 from pytest_negativa.processes.auditors import watch_environment
 from pytest_negativa.processes.file_users import (
@@ -338,9 +338,13 @@ class Verification:
         write_record(self.folder.verdict_file, verdict, indent=1)
         write_record(self.record, verdict, indent=1)
         if verdict.proved and verdict.kept:
-            run = self.traced.run
-            save_healed(run, (*load_healed(run), *verdict.kept))
-            save_plans(run, [keep_needed_spans(plan, verdict.kept) for plan in load_plans(run)])
+            self.keep(verdict.kept)
+
+    def keep(self, spans: Collection[NeededSpan]) -> None:
+        """Write into the run's plans that this code stays, also if they are made again."""
+        run = self.traced.run
+        save_healed(run, (*load_healed(run), *spans))
+        save_plans(run, [keep_needed_spans(plan, spans) for plan in load_plans(run)])
 
     @cached_property
     def _unsubstituted(self) -> Mapping[str, str]:
