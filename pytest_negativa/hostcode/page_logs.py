@@ -53,11 +53,8 @@ from pytest_negativa.models.hostcode import FileKey
 from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.models.spans import size as size_of
 from pytest_negativa.spare.misses import Miss, Misses
-from pytest_negativa.storage.atomic import write_atomically
-from pytest_negativa.storage.runs import PAGES_SUFFIX, files_in
+from pytest_negativa.storage.runs import LOST_NAME, PAGES_SUFFIX, files_in
 from pytest_negativa.storage.system import read_regular
-
-LOST_NAME = "lost"
 
 _CHUNK = 64 << 10
 _RECORD = struct.Struct("<6IQQq2I")
@@ -102,16 +99,6 @@ class LoggedProcess:
     misses: tuple[Misses, ...] = ()
     gpu_code: tuple[LoggedLibrary, ...] = ()
     constants: tuple[LoggedLibrary, ...] = ()
-
-
-def prepare_logs(folder: Path) -> None:
-    """Make the file in which processes count the libraries that they can't record.
-
-    Raises:
-        StoreError: it can't be written.
-    """
-    # Written, not truncated to its size: a full disk must show now. Others may write to the folder.
-    write_atomically(folder / LOST_NAME, bytes(PAGE_SIZE), mode=0o666)
 
 
 def count_lost(folder: Path) -> int:

@@ -54,6 +54,9 @@ PAGES_SUFFIX = ".pages"
 REDIRECT_SUFFIX = ".log"
 """End the names of the logs that processes write, a file for each."""
 
+LOST_NAME = "lost"
+"""The file, beside logs of pages, that counts what no log has."""
+
 _MAX_FETCHED = 64 << 30
 """Bytes that the files of a run at a URL may have together."""
 
