@@ -35,6 +35,7 @@ from pytest_negativa.models.verdict import NeededSpan, Verdict
 from pytest_negativa.planning.code_files import unite
 from pytest_negativa.planning.parts import VerifiedPart, unite_verdicts
 from pytest_negativa.settings.globs import PathRules
+from pytest_negativa.storage.jsonl import read_lines
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_digests,
@@ -48,12 +49,7 @@ from pytest_negativa.storage.runs import TRACE_SUFFIX, Run, fetch_to_combine, ho
 from pytest_negativa.storage.system import open_regular
 from pytest_negativa.storage.urls import Url, is_url
 from pytest_negativa.tracing.merge import merge_traces
-from pytest_negativa.tracing.trace_files import (
-    TraceReader,
-    decode_record,
-    read_lines,
-    require_ended,
-)
+from pytest_negativa.tracing.trace_files import TraceReader, decode_record, require_ended
 
 _FETCHED_AT_A_TIME = 8
 

@@ -66,7 +66,8 @@ from pytest_negativa.storage.results import (
     write_run,
 )
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.storage.urls import Url, write_output
+from pytest_negativa.storage.urls import Url
+from pytest_negativa.storage.user_files import write_output
 
 
 def plan_run(

@@ -40,7 +40,8 @@ from pytest_negativa.storage.results import (
     load_usage,
     load_verdict,
 )
-from pytest_negativa.storage.urls import STDOUT, Url
+from pytest_negativa.storage.urls import Url
+from pytest_negativa.storage.user_files import STDOUT
 from pytest_negativa.tracing.merge import merge_when_ended
 
 

@@ -20,13 +20,14 @@ from pytest_negativa.cli.common import (
     settings_of,
     typed,
 )
-from pytest_negativa.hostcode.page_logs import LOG_SUFFIX, encode_misses, read_misses
+from pytest_negativa.hostcode.page_logs import encode_misses, read_misses
 from pytest_negativa.processes.auditors import misses_environment
 from pytest_negativa.reporting.pages import render_misses
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.spare.misses import pages_of_process
 from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.runs import PAGES_SUFFIX
 
 _LOGS = "NEGATIVA_SPARE_LOG"
 
@@ -89,7 +90,7 @@ def misses(
     if pid is not None:
         log = encode_misses(pid, pages_of_process(pid))
         places[0].mkdir(parents=True, exist_ok=True)
-        write_atomically(places[0] / f"process-{pid}{LOG_SUFFIX}", log)
+        write_atomically(places[0] / f"process-{pid}{PAGES_SUFFIX}", log)
     folders = folders or active_paths()
     with Progress("reading logs and libraries") as progress:
         top = 0 if as_json else settings.reports.top

@@ -24,10 +24,9 @@ from pytest_negativa.cli.common import (
 from pytest_negativa.cli.locate import PLAN_OPTIONS, plan_and_report
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.hostcode.gather import gather
-from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.processes.auditors import watch_environment
 from pytest_negativa.processes.file_users import CodeFileWatch
+from pytest_negativa.processes.page_watch import watch_pages
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.settings.flags import click_options
@@ -142,9 +141,7 @@ def trace_command(command: Sequence[str], settings: Settings) -> tuple[Run, int]
     run = RunsFolder(Path(settings.directory)).new_run()
     environ: Mapping[str, str] = os.environ
     if settings.cpu:
-        environ = {**environ, **watch_environment(environ, run.page_logs)}
-        run.make()
-        begin_logs(run, run.folder.parent)
+        environ = watch_pages(environ, run, run.folder.parent)
     watch = CodeFileWatch(sys.path)
     with watch:
         status = run_traced(command, run, Path.cwd(), environ, settings.trace.level)

@@ -17,7 +17,7 @@ from pytest_negativa.images.archive_kinds import is_package
 from pytest_negativa.images.layers import is_container
 from pytest_negativa.reporting.text import print_warning
 from pytest_negativa.slimming.package import unpacked_package
-from pytest_negativa.storage.urls import write_output
+from pytest_negativa.storage.user_files import write_output
 
 _EXISTING = click.Path(exists=True, path_type=Path)
 

@@ -53,11 +53,8 @@ from pytest_negativa.models.hostcode import FileKey
 from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.models.spans import size as size_of
 from pytest_negativa.spare.misses import Miss, Misses
-from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.runs import LOST_NAME, PAGES_SUFFIX, files_in
 from pytest_negativa.storage.system import read_regular
-
-LOST_NAME = "lost"
-LOG_SUFFIX = ".pages"
 
 _CHUNK = 64 << 10
 _RECORD = struct.Struct("<6IQQq2I")
@@ -104,16 +101,6 @@ class LoggedProcess:
     constants: tuple[LoggedLibrary, ...] = ()
 
 
-def prepare_logs(folder: Path) -> None:
-    """Make the file in which processes count the libraries that they can't record.
-
-    Raises:
-        StoreError: it can't be written.
-    """
-    # Written, not truncated to its size: a full disk must show now. Others may write to the folder.
-    write_atomically(folder / LOST_NAME, bytes(PAGE_SIZE), mode=0o666)
-
-
 def count_lost(folder: Path) -> int:
     """Number of libraries that the processes could not record.
 
@@ -133,7 +120,7 @@ def read_page_logs(folder: Path) -> tuple[LoggedProcess, ...]:
         NegativaError: a log is damaged.
         StoreError: a log can't be read.
     """
-    found = map(_read_log, sorted(folder.glob(f"*{LOG_SUFFIX}")))
+    found = map(_read_log, files_in(folder, PAGES_SUFFIX))
     return tuple(process for process in found if process is not None)
 
 
@@ -153,7 +140,7 @@ def read_misses(paths: Iterable[Path]) -> list[Misses]:
             raise StoreError(
                 f"{path}: no such log, nor a folder of logs; see negativa misses --attach-env"
             )
-        for log in sorted(path.glob(f"*{LOG_SUFFIX}")) if path.is_dir() else [path]:
+        for log in files_in(path, PAGES_SUFFIX) if path.is_dir() else [path]:
             if (process := _read_log(log)) is None:
                 raise NegativaError(
                     f"{log}: has no record: its process was killed when it began, or somebody "

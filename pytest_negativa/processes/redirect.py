@@ -10,9 +10,9 @@ The table has lines of fields parted by tabs::
     library <original: major> <minor> <inode> <copy: major> <minor> <inode> <original> <copy>
     end     <number of libraries>
 
-A log, one file for each exec'd process::
+A log, one file for each exec'd process, ``<pid>.<start, ns since 1970>.<number>.log``::
 
-    negativa-redirect-log 1 <pid> <start, ns since 1970> <executable>
+    negativa-redirect-log 1 <executable>
     <pid>   copy        <original>              its copy was mapped
     <pid>   original    <original> <opened as>  the original itself was mapped
     <pid>   unknown     <opened as>             original or copy: not known
@@ -41,6 +41,7 @@ from pytest_negativa.gpucode.elf import find_interpreter
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.processes.auditors import built_library, why_no_auditor, with_auditor
 from pytest_negativa.storage.atomic import write_atomically
+from pytest_negativa.storage.runs import REDIRECT_SUFFIX, files_in
 from pytest_negativa.storage.shared_folders import make_passable
 from pytest_negativa.storage.system import read_regular
 
@@ -53,7 +54,8 @@ _PATH_MAX = 4096
 _KINDS = {"copy", "original", "unknown", "driver", "lost", "disabled"}
 _FIELDS = 4
 _NUMBER = re.compile(r"[0-9]{1,20}")
-_LOG_NAME = re.compile(r"[0-9]{1,20}\.[0-9]{1,20}\.[0-9]{1,20}\.log")
+# By name_log in native/files.h: id and start of the process, and a random number.
+_LOG_NAME = re.compile(r"([0-9]{1,20})\.([0-9]{1,20})\.[0-9]{1,20}" + re.escape(REDIRECT_SUFFIX))
 _LOG_HEAD = "negativa-redirect-log 1"
 
 
@@ -229,16 +231,20 @@ def redirect_environment(environ: Mapping[str, str], table: Path, logs: Path) ->
 
 
 def read_logs(folder: Path) -> tuple[RedirectedProcess, ...]:
-    """Read the logs of all processes, in the order of their start.
+    """Read the logs of all processes, in the order of their start; none if there is no folder.
 
     A log that can't be read yields a process with a problem, not an error. A process that was
     killed or had no space left says nothing about the others.
     """
-    processes = [_read_log(path) for path in folder.iterdir() if _LOG_NAME.fullmatch(path.name)]
+    processes = [
+        _read_log(path, *map(int, name.groups()))
+        for path in files_in(folder, REDIRECT_SUFFIX)
+        if (name := _LOG_NAME.fullmatch(path.name)) is not None
+    ]
     return tuple(sorted(processes, key=lambda process: (process.started_ns, process.log)))
 
 
-def _read_log(path: Path) -> RedirectedProcess:
+def _read_log(path: Path, pid: int, started_ns: int) -> RedirectedProcess:
     problems: list[str] = []
     try:
         # Any user can write into the folder: a pipe would hang, a link mislead.
@@ -253,22 +259,22 @@ def _read_log(path: Path) -> RedirectedProcess:
     if head[:1] != (_LOG_HEAD,):
         problems.append("the log has no head; was the disk full?")
     lines = []
-    for pid, kind, first, second in records:
-        if not _NUMBER.fullmatch(pid) or kind not in _KINDS:
-            problems.append(f"a record can't be read: {(pid, kind)!r:.80}")
+    for process, kind, first, second in records:
+        if not _NUMBER.fullmatch(process) or kind not in _KINDS:
+            problems.append(f"a record can't be read: {(process, kind)!r:.80}")
         elif kind == "lost":
-            problems.append(f"{first} records of process {pid} could not be written")
+            problems.append(f"{first} records of process {process} could not be written")
         elif kind == "disabled":
             problems.append(f"nothing was redirected: {first}: {second}")
         elif kind == "unknown":
             problems.append(f"{first} can't be told from its copy")
         else:
-            lines.append(LoggedLine(int(pid), kind, first, second))
+            lines.append(LoggedLine(int(process), kind, first, second))
     return RedirectedProcess(
         log=path,
-        pid=int(path.name.split(".")[0]),
+        pid=pid,
         executable=head[1] if head else "",
-        started_ns=int(path.name.split(".")[1]),
+        started_ns=started_ns,
         lines=tuple(lines),
         problems=tuple(problems),
     )

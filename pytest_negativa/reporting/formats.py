@@ -32,7 +32,8 @@ from pytest_negativa.reporting.text import (
     terminal_width,
     wrap,
 )
-from pytest_negativa.storage.urls import STDOUT, Url, place_of
+from pytest_negativa.storage.urls import Url, place_of
+from pytest_negativa.storage.user_files import STDOUT
 
 ReportFile = tuple[Path | Url, bytes]
 """Path, absolute or ``-``, or URL of a file, and its content."""

@@ -109,14 +109,10 @@ def _discard(run: Run) -> None:
 
 
 def _start_again(run: Run, cwd: Path) -> NoReturn:
-    from pytest_negativa.hostcode.start import begin_logs
-    from pytest_negativa.processes.auditors import watch_environment
+    from pytest_negativa.processes.page_watch import watch_pages
 
-    run.make()
-    logs = begin_logs(run, run.folder.parent)
     environ = {
-        **os.environ,
-        **watch_environment(os.environ, logs),
+        **watch_pages(os.environ, run, run.folder.parent),
         PAGES_RUN_VARIABLE: json.dumps({"process": identify_process(), "folder": str(run)}),
     }
     sys.stdout.flush()

@@ -69,22 +69,24 @@ class TracedProcess:
     @contextmanager
     def _context(self, context: Context) -> Iterator[None]:
         """Tell the detector of ``context`` until the body ends; contexts nest."""
-        before, self._current = self._current, context
-        self._tell(context)
+        before = self._enter(context)
         try:
             yield
         finally:
-            self._current = before
-            self._tell(before)
+            self._enter(before)
 
     @contextmanager
     def _hook(self, name: str) -> Iterator[None]:
         """Tell the detector of a hook at the session's end; after an error, it stays there."""
-        before, self._current = self._current, Context(phase=Phase.SESSION, detail=name)
-        self._tell(self._current)
+        before = self._enter(Context(phase=Phase.SESSION, detail=name))
         yield
-        self._current = before
-        self._tell(before)
+        self._enter(before)
+
+    def _enter(self, context: Context) -> Context:
+        """Tell the detector of ``context``, and return the one before."""
+        before, self._current = self._current, context
+        self._tell(context)
+        return before
 
     def _tell(self, context: Context) -> None:
         if self._tracing is not None:
@@ -218,8 +220,7 @@ class TracedProcess:
             detail = utf8(f"{self.where}, which raised {describe_fault(e)}")
             is_closed = isinstance(e, BrokenPipeError) and _is_stdout_closed()
             self.why_broken = _CLOSED if is_closed else f"an error ended the session in {detail}"
-            self._current = Context(phase=Phase.SESSION, detail=detail)
-            self._tell(self._current)
+            self._enter(Context(phase=Phase.SESSION, detail=detail))
             raise
         self.session_ended = True
         self._tell(AFTER_SESSION)

@@ -74,8 +74,12 @@ def find_controller(environ: Mapping[str, str]) -> Handover | None:
     if session is None or not session.has_workers or "PYTEST_XDIST_WORKER" not in environ:
         return None
     # A pytest that a test starts inherits the variables too, but its parent is the worker.
-    controller = (session.process.pid, session.process.namespace)
-    return session if (os.getppid(), identify_process().namespace) == controller else None
+    return session if is_child_of(session.process.pid, session.process.namespace) else None
+
+
+def is_child_of(pid: int, namespace: str | None) -> bool:
+    """Whether a process started this one. Ids repeat in other pid namespaces."""
+    return (os.getppid(), identify_process().namespace) == (pid, namespace)
 
 
 def find_handover(environ: Mapping[str, str]) -> Handover | None:

@@ -15,7 +15,8 @@ import yaml
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock, digest_of
 from pytest_negativa.storage.records import encode_hook
-from pytest_negativa.storage.urls import Url, read_input, write_output
+from pytest_negativa.storage.urls import Url
+from pytest_negativa.storage.user_files import read_input, write_output
 from pytest_negativa.storage.yaml_records import decode_yaml
 
 MAX_BYTES = 64 << 20

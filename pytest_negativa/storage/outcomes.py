@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.outcomes import (
     OUTCOMES_VERSION,
@@ -30,8 +30,7 @@ from pytest_negativa.models.outcomes import (
     TestStarted,
     WorkerEnded,
 )
-from pytest_negativa.storage.jsonl import LineWriter
-from pytest_negativa.storage.records import read_own
+from pytest_negativa.storage.jsonl import LineWriter, is_torn, read_lines
 
 _decode = msgspec.json.Decoder(AnyOutcomeRecord).decode
 
@@ -75,17 +74,15 @@ def read_outcomes(
 
 
 def _read(path: Path) -> list[AnyOutcomeRecord]:
-    lines = read_own(path).split(b"\n")
     records = []
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        try:
-            records.append(_decode(line))
-        except UNDECODABLE as e:
-            if number == len(lines):
-                break  # Cut off in the middle: the process was killed in its write.
-            raise StoreError(f"{path}:{number}: not a record of test outcomes: {e}") from e
+    with refusing(path, "read"), path.open("rb") as file:
+        for number, line in enumerate(read_lines(file), 1):
+            if is_torn(line):
+                continue
+            try:
+                records.append(_decode(line))
+            except UNDECODABLE as e:
+                raise StoreError(f"{path}:{number}: not a record of test outcomes: {e}") from e
     first = next(iter(records), None)
     if isinstance(first, SessionStarted) and first.format_version != OUTCOMES_VERSION:
         raise StoreError(
@@ -107,8 +104,8 @@ class EndedTests:
         """Read on, and return the node ids of all tests that have ended."""
         with contextlib.suppress(OSError), self._path.open("rb") as file:
             file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
+            for line in read_lines(file):
+                if is_torn(line):
                     break  # In the middle of a write.
                 self._read += len(line)
                 # It only shows progress: a round's end reads the file again.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,6 +28,9 @@ _MANIFEST = "manifest.json"
 _MAX_MANIFEST = 64 << 20
 # A request takes most of its time to wait.
 _THREADS = 8
+# Of files of more bytes than this, one at a time is in memory.
+_LARGE = 16 << 20
+_large = threading.Lock()
 
 
 def publish(name: str, files: Mapping[str, Path], url: Url) -> tuple[int, int]:
@@ -60,10 +64,12 @@ def _publish_file(url: Url, item: tuple[str, Path]) -> tuple[PublishedFile, bool
     """Send a file that is not there; whether it was sent."""
     name, path = item
     with refusing(path, "read"):
-        before, data = path.stat(), path.read_bytes()
-        found = PublishedFile(path=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
-        blob = _blobs(url) / found.sha256
-        with _telling(url, name):
+        before = path.stat()
+        with _large if before.st_size > _LARGE else contextlib.nullcontext(), _telling(url, name):
+            data = path.read_bytes()
+            digest = hashlib.sha256(data).hexdigest()
+            found = PublishedFile(path=name, size=len(data), sha256=digest)
+            blob = _blobs(url) / found.sha256
             is_new = blob.size() != found.size
             if is_new:
                 blob.write(data)

@@ -42,7 +42,8 @@ from pytest_negativa.storage.records import (
     write_rows,
 )
 from pytest_negativa.storage.runs import Run, RunsFolder, digests_in
-from pytest_negativa.storage.urls import Url, read_input
+from pytest_negativa.storage.urls import Url
+from pytest_negativa.storage.user_files import read_input
 
 _NEGATIVA_ML_VERSION = 1
 """Of ``trace.json``. History: 1 is the first."""

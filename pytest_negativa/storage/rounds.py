@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.round import Round
 from pytest_negativa.storage.atomic import write_atomically
-from pytest_negativa.storage.handover import identify_process
+from pytest_negativa.storage.handover import is_child_of
 from pytest_negativa.storage.runs import Run
 
 
@@ -30,9 +29,8 @@ def current_round(environ: Mapping[str, str]) -> Round | None:
     if not path:
         return None
     found = load_round(Path(path))
-    # Ids repeat in other pid namespaces: a test may start one.
-    supervisor = (found.supervisor, found.pid_namespace)
-    is_child = (os.getppid(), identify_process().namespace) == supervisor
+    # A test may start a pid namespace.
+    is_child = is_child_of(found.supervisor, found.pid_namespace)
     return found if found.is_pytest and is_child else None
 
 

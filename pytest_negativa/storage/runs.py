@@ -50,8 +50,12 @@ from pytest_negativa.storage.handover import find_handover
 from pytest_negativa.storage.urls import Url, is_url
 
 TRACE_SUFFIX = ".jsonl"
-"""Ends the names of trace files."""
+PAGES_SUFFIX = ".pages"
+REDIRECT_SUFFIX = ".log"
+"""End the names of the logs that processes write, a file for each."""
 
+LOST_NAME = "lost"
+"""The file, beside logs of pages, that counts what no log has."""
 
 _MAX_FETCHED = 64 << 30
 """Bytes that the files of a run at a URL may have together."""
@@ -194,7 +198,7 @@ class Run:
         Raises:
             StoreError: it can't be made.
         """
-        if _RUN_ID.fullmatch(self.run_id):  # else a round
+        if is_run_id(self.run_id):  # else a round
             RunsFolder(self.folder.parent).make()
         with refusing(self.trace_dir, "created"):
             self.trace_dir.mkdir(parents=True, exist_ok=True)
@@ -239,7 +243,7 @@ class Run:
         """
         from pytest_negativa.storage.push import publish
 
-        if not _RUN_ID.fullmatch(self.run_id):
+        if not is_run_id(self.run_id):
             raise StoreError(
                 f"{self}: not the folder of a run; expected a folder such as {new_run_id()}"
             )
@@ -321,7 +325,7 @@ class Run:
         Raises:
             StoreError: their folder can't be listed.
         """
-        return _files_in(self.plan_dir, ".json")
+        return files_in(self.plan_dir, ".json")
 
     def new_verification(self) -> Run:
         """A folder, not made yet, for a verification: its verdict, and a folder for each round."""
@@ -434,8 +438,8 @@ class RunsFolder:
 
     def holds(self, folder: Path) -> bool:
         """Whether a folder here is a run's, by its name."""
-        is_ours = _RUN_ID.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
-        return bool(is_ours) and folder.parent == self.folder
+        is_ours = is_run_id(folder.name) and folder.is_dir() and not folder.is_symlink()
+        return is_ours and folder.parent == self.folder
 
     def runs(self) -> tuple[Run, ...]:
         """All runs, the newest first."""
@@ -474,7 +478,7 @@ class RunsFolder:
         from pytest_negativa.storage.push import fetch, is_there, load_manifest
 
         manifest = load_manifest(url)
-        if not _RUN_ID.fullmatch(manifest.name):
+        if not is_run_id(manifest.name):
             raise StoreError(f"{url}: is no run, but {manifest.name!r}")
         run = Run(self.folder / manifest.name)
         self.make()
@@ -505,12 +509,11 @@ class RunsFolder:
         """A folder, not made yet, for the files of a measurement."""
         return self.folder / "measure" / new_run_id()
 
-    def find(self, named: str | None = None, instead: str = "") -> Run:
+    def find(self, named: str | None = None) -> Run:
         """The named run, else the last one; by its own name, which messages are to say.
 
         Args:
             named: a run's folder, its id, or its URL, see ``fetch``.
-            instead: what else the name could be, for the message.
 
         Raises:
             OptionError: there is no such run, or the URL can't be used.
@@ -532,8 +535,7 @@ class RunsFolder:
             if named and folder.is_dir():
                 return Run(folder.resolve())
         raise OptionError(
-            f"{named or repr(named)}: no such run{instead}; negativa runs lists those in "
-            f"{self.folder}"
+            f"{named or repr(named)}: no such run; negativa runs lists those in {self.folder}"
         )
 
     def advice(self) -> str:
@@ -587,7 +589,7 @@ def run_at(folder: Path) -> Run:
     if above.trace_dir != folder.resolve() or not above.trace_files():
         return Run(folder)
     marks = (above.failure, above.incomplete_reason, above.partial_reason, above.has_samples)
-    is_run = _RUN_ID.fullmatch(above.run_id) or any(marks) or above.healed_file.exists()
+    is_run = is_run_id(above.run_id) or any(marks) or above.healed_file.exists()
     return above if is_run else Run(folder)
 
 
@@ -607,11 +609,15 @@ def find_traces(folder: Path) -> tuple[Path, ...]:
     Raises:
         StoreError: it can't be listed.
     """
-    return _files_in(folder, TRACE_SUFFIX)
+    return files_in(folder, TRACE_SUFFIX)
 
 
-def _files_in(folder: Path, suffix: str) -> tuple[Path, ...]:
-    """The files with a suffix; none if there is no such folder."""
+def files_in(folder: Path, suffix: str) -> tuple[Path, ...]:
+    """The files with a suffix; none if there is no such folder.
+
+    Raises:
+        StoreError: it can't be listed.
+    """
     with (
         refusing(folder, "listed"),
         contextlib.suppress(FileNotFoundError, NotADirectoryError),

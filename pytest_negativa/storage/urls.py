@@ -1,12 +1,9 @@
-"""Files whose path or URL a user names: reads and writes them, at URLs with fsspec.
+"""Files at URLs: reads and writes them, with fsspec.
 
 URLs are ``s3://``, ``gs://``, ``memory://`` and the like. fsspec and the driver of a store, such as
 s3fs, are optional, and are imported when a URL is first used. Drivers take credentials from the
 environment or from their own configuration files, and repeat what fails for the moment. So a URL
 never holds credentials, and no file of ours does.
-
-In image builds the user is root, so what lies at an output's path decides: only a regular file is
-replaced.
 
 Every pytest session imports this module: nothing but the standard library.
 """
@@ -16,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,71 +212,3 @@ def place_of(text: str) -> Path | Url:
         OptionError: it is a URL that can't be used.
     """
     return Url(text) if is_url(text) else Path(text)
-
-
-def read_input(place: Path | Url, limit: int) -> bytes:
-    """The content of a file that a user names.
-
-    Args:
-        limit: bytes that it may have.
-
-    Raises:
-        StoreError: it can't be read, or is larger.
-    """
-    if isinstance(place, Url):
-        return place.read(limit)
-    with refusing(place, "read"), place.open("rb") as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise StoreError(f"larger than {limit:,} bytes", place)
-    return data
-
-
-STDOUT = "-"
-"""The path that stands for standard output."""
-
-_DESCRIPTOR = re.compile(r"-|/dev/std(out|err)|(?:/dev|/proc/self|/proc/thread-self)/fd/([0-9]+)")
-
-
-def write_output(path: Path | Url, data: bytes) -> None:
-    """Write ``data`` to the file, link, device or pipe at ``path``; ``-`` is standard output.
-
-    A regular file is replaced, and keeps its mode and owner. What a link leads to, devices, pipes
-    and descriptors such as ``/dev/stdout`` are written to.
-
-    Raises:
-        StoreError: the folder does not exist, a link may be another user's trap, or the data can't
-            be written. A regular file is as it was.
-    """
-    if isinstance(path, Url):
-        path.write(data)
-        return
-    if (descriptor := _DESCRIPTOR.fullmatch(str(path))) is not None:
-        number = int(descriptor[2] or 1 + (descriptor[1] == "err"))
-        if str(path) == STDOUT:
-            if sys.stdout is None:
-                # Another file of this process may have its number.
-                raise StoreError(f"{path}: cannot be written: standard output is closed")
-            sys.stdout.flush()
-        with refusing(path, "written"), open(number, "wb", closefd=False) as file:
-            file.write(data)
-        return
-    _require_place(path)
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        with refusing(path, "written"), path.open("wb") as file:
-            file.write(data)
-    else:
-        write_atomically(path, data)
-
-
-def _require_place(path: Path) -> None:
-    """Refuse a path that can't be a file, or is a link that neither root nor this user made."""
-    if not path.parent.is_dir():
-        raise StoreError(f"{path}: not written: there is no folder {path.parent}; make it first")
-    if path.is_symlink() and (owner := path.lstat().st_uid) not in (0, os.geteuid()):
-        raise StoreError(
-            f"{path}: not written: it is a link of another user (uid {owner}); name the file "
-            f"itself: {path.readlink()}"
-        )
-    if path.is_dir():
-        raise StoreError(f"{path}: is a folder; expected the path of a file")

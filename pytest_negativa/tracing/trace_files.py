@@ -6,9 +6,7 @@ import contextlib
 import fcntl
 import os
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 from msgspec.structs import replace
@@ -22,14 +20,13 @@ from pytest_negativa.models.trace import (
     Header,
     Role,
 )
-from pytest_negativa.storage.jsonl import LineWriter
+from pytest_negativa.storage.jsonl import LineWriter, is_torn, read_lines
 from pytest_negativa.storage.runs import holds_samples
 from pytest_negativa.storage.system import System, open_regular
 
 _LOST = b"true }"
 """Overwrites the end of a header, which is ``false}``."""
 
-_MAX_LINE = 16 << 20
 _MOST_PROBLEMS = 100
 
 decode_record = msgspec.json.Decoder(AnyTraceRecord).decode
@@ -102,7 +99,7 @@ class TraceReader:
         try:
             with open_regular(self.path) as file:
                 for number, line in enumerate(read_lines(file), 1):
-                    if not line.endswith(b"\n"):
+                    if is_torn(line):
                         self.torn = True
                     elif number > 1 and (record := self._decode(number, line)) is not None:
                         yield record
@@ -111,7 +108,7 @@ class TraceReader:
 
     def _read_header(self, line: bytes) -> bool:
         """Read the first line; whether the others can be read."""
-        if not line.endswith(b"\n"):
+        if is_torn(line):
             self.torn = bool(line)
             self.problems.append("empty: the process was killed before it could say anything")
             return False
@@ -146,11 +143,6 @@ class TraceReader:
         if len(self.problems) < _MOST_PROBLEMS:
             self.problems.append(f"line {number}: {problem}")
         return None
-
-
-def read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a trace file, with their ends; a line that no writer writes comes in pieces."""
-    return iter(partial(file.readline, _MAX_LINE), b"")
 
 
 def read_trace(path: str | os.PathLike[str]) -> TraceReader:

@@ -173,9 +173,7 @@ def gather_loads(
         last_traces[key] = max(last_traces.get(key, 0), traced.header.start_ns)
     links, ours = reconstruction.hard_links, str(injection_library())
     for result in rounds:
-        logs = result.run.redirect_logs
-        # It is missing if no library could be redirected.
-        for process in read_logs(logs) if logs.is_dir() else ():
+        for process in read_logs(result.run.redirect_logs):
             who = f"process {process.pid} ({process.executable})"
             logged |= {(result.name, line.pid, process.executable) for line in process.lines}
             logged.add((result.name, process.pid, process.executable))

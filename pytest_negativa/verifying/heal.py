@@ -12,7 +12,6 @@ from pytest_negativa.models.library import Element
 from pytest_negativa.models.plan import Decision, UnusedReason
 from pytest_negativa.models.verdict import NEEDS, NeededSpan, Verdict, WorkDifference
 from pytest_negativa.planning.keep_needed import iter_removed, keep_needed_spans, of_each_path
-from pytest_negativa.storage.results import load_healed, save_healed, save_plans
 from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.verification import Verification
 
@@ -29,7 +28,6 @@ def verify_and_heal(verification: Verification) -> Verdict:
 
     It ends, since each turn gives back more. The verdict is that of the plans as they are saved.
     """
-    run = verification.traced.run
     planned: Sequence[AnalyzedLibrary] = verification.traced.planned
     needed: list[NeededSpan] = []
     verdict = judge(verification.attempt(planned))
@@ -39,8 +37,7 @@ def verify_and_heal(verification: Verification) -> Verdict:
     ):
         needed += spans
         planned = [dataclasses.replace(p, plan=keep_needed_spans(p.plan, spans)) for p in planned]
-        save_healed(run, (*load_healed(run), *spans))
-        save_plans(run, [p.plan for p in planned])
+        verification.keep(spans)
         verdict = judge(verification.attempt(planned))
     if verdict.proved and not needed:
         return verdict

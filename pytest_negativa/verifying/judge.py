@@ -29,6 +29,7 @@ from pytest_negativa.models.verdict import (
     WorkDifference,
     WorkKind,
 )
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.verifying.evidence import (
     Attempt,
@@ -287,26 +288,26 @@ def reasons_of_outcomes(tests: TestEvidence, verdicts: Collection[TestVerdict]) 
     new = [v for v in against if v.before is None]
     both = [v for v in against if v.after is not None and v.before is not None]
     if different := [v for v in both if v.before is not v.after]:
-        yield f"{_count(different, 'test')} ended with another outcome than in the traced run"
+        yield f"{_tests(different)} ended with another outcome than in the traced run"
     if lost := [v for v in both if v.before is v.after and v.gpu_error is not None]:
-        yield f"{_count(lost, 'test')} ended as in the traced run, but lost the CUDA context"
+        yield f"{_tests(lost)} ended as in the traced run, but lost the CUDA context"
     changes = [[c.aspect.value for c in v.changes if not c.tolerated] for v in both]
     if changed := list(filter(None, changes)):
         yield (
-            f"{_count(changed, 'test')} ended with the same outcome as in the traced run, but not "
+            f"{_tests(changed)} ended with the same outcome as in the traced run, but not "
             f"alike; if that is no fault, set verify.tolerate: [{_list(set(chain(*changed)))}]"
         )
     hurried = [v for v in both if v.differs and v.gpu_error is None and v.nodeid in tests.hurried]
     if hurried:
         yield (
-            f"{_count(hurried, 'test')} of these ran fewer than {MOST_RERUNS} times on the "
+            f"{_tests(hurried)} of these ran fewer than {MOST_RERUNS} times on the "
             "originals, for lack of time: perhaps it is chance; run as often as you like with "
             "--negativa-rerun"
         )
     if missing:
-        yield f"{_count(missing, 'test')} of the traced run did not run"
+        yield f"{_tests(missing)} of the traced run did not run"
     if new:
-        yield f"{_count(new, 'test')} ran that the traced run doesn't have"
+        yield f"{_tests(new)} ran that the traced run doesn't have"
     before, after = tests.statuses
     # A test that differs may make a session fail or pass, and explains no other status.
     explained = any(v.differs for v in verdicts) and {before, after} <= {0, 1}
@@ -456,7 +457,8 @@ def reasons_of_libraries(
         if row.status is LibraryStatus.NOT_PROVED and row.detail != TESTS_DIFFER
     ]
     if wanted:
-        yield f"{_count(wanted, 'library', 'libraries')} could not be proved: each row says why"
+        count = format_items(len(wanted), "library", "libraries")
+        yield f"{count} could not be proved: each row says why"
     if not any(row.processes for row in libraries):
         yield "no copy was loaded by any process"
 
@@ -473,8 +475,8 @@ def facts_of(result: RoundResult) -> RoundFacts:
     )
 
 
-def _count(things: Collection[object], one: str, many: str | None = None) -> str:
-    return f"{len(things):,} {one if len(things) == 1 else many or one + 's'}"
+def _tests(tests: Collection[object]) -> str:
+    return format_items(len(tests), "test", "tests")
 
 
 def _list(values: Collection[str]) -> str:

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import refusing
 from pytest_negativa.hostcode.gather import load_files, require_usage, unite
-from pytest_negativa.hostcode.page_logs import LOG_SUFFIX
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.hostcode import FileKey, HostFile, HostLibrary, HostUsage
 from pytest_negativa.models.reconstruction import (
@@ -30,7 +29,7 @@ from pytest_negativa.models.spans import minus, size
 from pytest_negativa.models.verdict import PAGE_VERDICT_VERSION, PageVerdict, ProvedPages
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_usage
-from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.runs import PAGES_SUFFIX, Run, files_in
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.verifying.evidence import Attempt
 from pytest_negativa.verifying.judge import (
@@ -185,7 +184,7 @@ class _PageProof(Verification):
         logs, record = run.page_logs, load_files(run)
         files = (*record.files, *_copies_of(record.files, attempt.reconstruction))
         write_record(run.page_log_files, replace(record, files=tuple(dict.fromkeys(files))))
-        found = (result.run.page_logs.glob(f"*{LOG_SUFFIX}") for result in attempt.rounds)
+        found = (files_in(result.run.page_logs, PAGES_SUFFIX) for result in attempt.rounds)
         with refusing(logs, "written"):
             for path in chain.from_iterable(found):
                 shutil.copy2(path, logs)

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pytest_negativa.errors import SYSTEM_REFUSALS, ExitStatus, NegativaError, OptionError, Stopped
-from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.processes.auditors import watch_environment, why_unwatchable
+from pytest_negativa.processes.auditors import why_unwatchable
+from pytest_negativa.processes.page_watch import watch_pages
 from pytest_negativa.processes.programs import interruptible
 from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import fit, print_error, printable
@@ -178,9 +178,7 @@ def _trace(program: Program, settings: Settings) -> RoundResult:
     run = runs.new_run()
     environ = program.environ
     if not settings.cpu and why_unwatchable() is None:
-        run.make()
-        logs = begin_logs(run, runs.folder, cpu=False)
-        environ = {**environ, **watch_environment(environ, logs, only_gpu=True)}
+        environ = watch_pages(environ, run, runs.folder, cpu=False)
     return run_round(program, program.new_round(RoundKind.TRACE, run), environ, None)
 
 

@@ -8,13 +8,12 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.installed.sites import find_code_distributions, find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.reconstruction import Reconstruction
@@ -23,9 +22,8 @@ from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import NEEDS, ProvedLibrary, Verdict
+from pytest_negativa.models.verdict import NEEDS, NeededSpan, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep_needed_spans
-from pytest_negativa.processes.auditors import watch_environment
 from pytest_negativa.processes.file_users import (
     CopyWatch,
     FileUser,
@@ -33,6 +31,7 @@ from pytest_negativa.processes.file_users import (
     processes_with_driver,
     wait_for_users,
 )
+from pytest_negativa.processes.page_watch import watch_pages
 from pytest_negativa.processes.redirect import (
     make_table,
     redirect_environment,
@@ -264,9 +263,7 @@ class Verification:
             }
         armed = self.folder.armed_file if self.folder.armed_file.exists() else None
         if armed is not None or self._cpu:
-            logs = begin_logs(run, runs, cpu=self._cpu)
-            added = watch_environment(environ, logs, only_gpu=not self._cpu, armed=armed)
-            environ = {**environ, **added}
+            environ = watch_pages(environ, run, runs, cpu=self._cpu, armed=armed)
         return environ
 
     def _run(
@@ -338,9 +335,13 @@ class Verification:
         write_record(self.folder.verdict_file, verdict, indent=1)
         write_record(self.record, verdict, indent=1)
         if verdict.proved and verdict.kept:
-            run = self.traced.run
-            save_healed(run, (*load_healed(run), *verdict.kept))
-            save_plans(run, [keep_needed_spans(plan, verdict.kept) for plan in load_plans(run)])
+            self.keep(verdict.kept)
+
+    def keep(self, spans: Collection[NeededSpan]) -> None:
+        """Write into the run's plans that this code stays, also if they are made again."""
+        run = self.traced.run
+        save_healed(run, (*load_healed(run), *spans))
+        save_plans(run, [keep_needed_spans(plan, spans) for plan in load_plans(run)])
 
     @cached_property
     def _unsubstituted(self) -> Mapping[str, str]:

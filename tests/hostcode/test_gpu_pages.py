@@ -10,12 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.hostcode.gather import with_pages, with_pages_of
-from pytest_negativa.hostcode.page_logs import LOST_NAME, prepare_logs, read_page_logs
+from pytest_negativa.hostcode.page_logs import read_page_logs
 from pytest_negativa.models.spans import PAGE_SIZE, Span
 from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
 from pytest_negativa.processes.auditors import watch_environment
+from pytest_negativa.processes.page_watch import prepare_logs
 from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.runs import LOST_NAME, Run
 from pytest_negativa.tracing.mappings import state_of
 from tests.support.compiling import needs_compiler
 from tests.support.libraries import QUICKSTART_LIBRARY

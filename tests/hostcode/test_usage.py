@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from pytest_negativa.hostcode.functions import FunctionStarts, functions_within, summarize
 from pytest_negativa.hostcode.gather import FilePages, describe, identify, unite
-from pytest_negativa.hostcode.start import read_processor
 from pytest_negativa.models.hostcode import (
     HOST_USAGE_VERSION,
     FileKey,
@@ -31,6 +30,7 @@ from pytest_negativa.models.hostcode import (
 )
 from pytest_negativa.models.spans import PAGE_SIZE, Span, union
 from pytest_negativa.models.trace import TracedState
+from pytest_negativa.processes.page_watch import read_processor
 from pytest_negativa.reporting.pages import render_host_report
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.paged import compile_paged, symbols_of

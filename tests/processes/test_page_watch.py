@@ -16,10 +16,10 @@ from pytest_negativa.hostcode.page_logs import (
     LoggedLibrary,
     LoggedProcess,
     count_lost,
-    prepare_logs,
     read_page_logs,
 )
 from pytest_negativa.processes.auditors import watch_environment
+from pytest_negativa.processes.page_watch import prepare_logs
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
 from tests.support.paged import (
     FUNCTIONS,

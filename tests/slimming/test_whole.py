@@ -15,11 +15,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pytest_negativa.cli.main import main
-from pytest_negativa.hostcode.start import read_processor
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
 from pytest_negativa.models.lock import LeftOut, Lock, seal
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.processes.page_watch import read_processor
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.storage.urls import write_output
+from pytest_negativa.storage.user_files import write_output
 from tests.support.faults import PlantedFault
 from tests.support.stores import memory_url
 
@@ -61,7 +61,7 @@ def test_no_other_file_is_taken_for_a_closed_standard_output(
 def test_devices_and_descriptors_stay_what_they_are(tmp_path: Path) -> None:
     kept = tmp_path / "stdout"
     script = (
-        "import sys; from pathlib import Path; from pytest_negativa.storage.urls import *\n"
+        "import sys; from pathlib import Path; from pytest_negativa.storage.user_files import *\n"
         "print('before', flush=True)\n"
         "for path in sys.argv[1:]: write_output(Path(path), path.encode() + b'\\n')"
     )
