@@ -15,8 +15,8 @@ from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
+from pytest_negativa.installed.owners import OwnLibraries, Places
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.installed.sites import OwnLibraries, Places
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.coverage import LibraryCoverage

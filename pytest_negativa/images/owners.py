@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator
 import msgspec
 
 from pytest_negativa.images.tree import Tree, name_and_version
-from pytest_negativa.installed.record import RECORD, CondaPackage, iter_rows
+from pytest_negativa.installed.conda import CondaPackage
+from pytest_negativa.installed.record import RECORD, iter_rows
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.image import Manager, Package
 

@@ -459,7 +459,7 @@ class CodeFileWatch(OpenWatch):
 
     def __init__(self, folders: Iterable[str]) -> None:
         self._found = tuple(find_code_distributions(folders))
-        paths = [str(one.site / name) for one in self._found for name in one.rows]
+        paths = [str(one.site / name) for one in self._found for name in one.code_files]
         self._here = {path for path in paths if os.path.isfile(path)}  # noqa: PTH113
         super().__init__(self._here, finds_openers=False)
 
@@ -469,9 +469,10 @@ class CodeFileWatch(OpenWatch):
         opens = self.opens
         found = []
         for one in self._found:
-            paths = {str(one.site / name): name for name in one.rows}
+            lines = one.code_files
+            paths = {str(one.site / name): name for name in lines}
             here = sorted(name for path, name in paths.items() if path in self._here)
-            files = {name: (one.rows[name].digest, int(one.rows[name].size)) for name in here}
+            files = {name: (lines[name].digest, int(lines[name].size)) for name in here}
             unseen = [reason for path, reason in opens.unseen.items() if path in paths]
             if any(os.path.isfile(path) for path in paths.keys() - self._here):  # noqa: PTH113
                 unseen.append("a file appeared meanwhile, and was not watched")
@@ -480,7 +481,7 @@ class CodeFileWatch(OpenWatch):
                     distribution=one.name,
                     version=one.version,
                     site=str(one.site),
-                    digest=one.digest,
+                    digest=one.code_digest,
                     files=files,
                     opened=tuple(sorted(paths[path] for path in opens.times if path in paths)),
                     unseen=next(iter(unseen), None),

@@ -19,7 +19,8 @@ from pytest_negativa.gpucode.elf_tables import ELF_MAGIC, ET_DYN
 from pytest_negativa.gpucode.library import has_gpu_code
 from pytest_negativa.gpucode.slimmed import has_marker
 from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
-from pytest_negativa.installed.record import CONDA_META, RECORD
+from pytest_negativa.installed.conda import CONDA_META
+from pytest_negativa.installed.record import RECORD
 from pytest_negativa.installed.sites import (
     METADATA_SUFFIXES,
     Installed,

@@ -221,7 +221,7 @@ class Verification:
 
     def _judge_files(self) -> tuple[ProvedLibrary, ...]:
         folders = (str(Path(plan.library.path).parent) for plan in self.traced.files)
-        found = (one.map().library for one in find_code_distributions(folders))
+        found = (one.map_code_files().library for one in find_code_distributions(folders))
         installed = {(library.path, library.sha256 or "") for library in found}
         return tuple(judge_files(self.traced.files, [r.opens for r in self._rounds], installed))
 

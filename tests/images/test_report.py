@@ -426,7 +426,7 @@ def test_files_that_are_gpu_code_by_package(root: Path, tmp_path: Path, packed: 
 
     [installed] = find_code_distributions([str(site)])
     opened = {"kernels/sm_80.cubin": 1}
-    plan = planned_files({}, opened, site="/elsewhere", digest=installed.digest).plan
+    plan = planned_files({}, opened, site="/elsewhere", digest=installed.code_digest).plan
     suite = suite_of_run("run", usage_of(), [plan])
     kernels, _ = report_image(place, suite).libraries
     assert kernels.slimmable_by is SlimmableBy.PLAN

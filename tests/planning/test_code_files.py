@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pytest_negativa.analysis.combine import combine_opened
-from pytest_negativa.installed.sites import Places
+from pytest_negativa.installed.owners import Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.lock import LockedLibrary
