@@ -23,10 +23,10 @@ enum { DOMAIN_DRIVER_API = 1, SITE_EXIT = 1, CUPTI_MULTIPLE_SUBSCRIBERS = 39 };
 
 static struct {
     int (*subscribe)(void **, Callback, void *);
-    int (*subscribe_v2)(void **, Callback, void *, SubscriberParams *);
     int (*unsubscribe)(void *);
     int (*enable_callback)(uint32_t, void *, int, uint32_t);
 } cupti;
+static int (*subscribe_v2)(void **, Callback, void *, SubscriberParams *); /* or NULL */
 
 static void *cupti_library, *subscriber;
 
@@ -75,13 +75,11 @@ static bool open_cupti(void) {
         snprintf(last_error, sizeof last_error, "%s", dlerror());
         return false;
     }
-    cupti.subscribe_v2 =
+    static const char *const needed[] = {"cuptiSubscribe", "cuptiUnsubscribe",
+                                         "cuptiEnableCallback"};
+    subscribe_v2 =
         (int (*)(void **, Callback, void *, SubscriberParams *))dlsym(library, "cuptiSubscribe_v2");
-    cupti.unsubscribe = (int (*)(void *))dlsym(library, "cuptiUnsubscribe");
-    cupti.enable_callback =
-        (int (*)(uint32_t, void *, int, uint32_t))dlsym(library, "cuptiEnableCallback");
-    cupti.subscribe = (int (*)(void **, Callback, void *))dlsym(library, "cuptiSubscribe");
-    if (cupti.subscribe && cupti.unsubscribe && cupti.enable_callback) return true;
+    if (find_functions(library, needed, 3, (void **)&cupti)) return true;
     snprintf(last_error, sizeof last_error, "libcupti lacks a function that is needed");
     cupti.subscribe = NULL;
     return false;
@@ -92,8 +90,8 @@ static int take_cupti(void) {
     char other[256] = "";
     SubscriberParams params = {sizeof params, "pytest-negativa", other, sizeof other};
     void *taken = NULL;
-    int error = cupti.subscribe_v2 != NULL ? cupti.subscribe_v2(&taken, on_call, NULL, &params)
-                                           : cupti.subscribe(&taken, on_call, NULL);
+    int error = subscribe_v2 != NULL ? subscribe_v2(&taken, on_call, NULL, &params)
+                                     : cupti.subscribe(&taken, on_call, NULL);
     if (error != 0) {
         if (error == CUPTI_MULTIPLE_SUBSCRIBERS)
             snprintf(last_error, sizeof last_error,
