@@ -27,7 +27,7 @@ from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.hostcode.start import begin_logs
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.processes.auditors import watch_environment
-from pytest_negativa.processes.file_users import CodeFileWatch
+from pytest_negativa.processes.open_watch import CodeFileWatch
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.settings.flags import click_options

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import IO, BinaryIO, Protocol, TypeVar
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.models.image import Member
+from pytest_negativa.models.archive_member import Member
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.storage.system import available_cores
 
 _FILE_TYPES = {
@@ -40,15 +41,6 @@ _MAX_IN_MEMORY = 4 << 30
 
 # Bytes. A region's header with the headers of its first elements, or one with its names.
 _AHEAD = 512
-
-
-Stamp = tuple[int, int, int, int]
-"""Of a file: size in bytes, modification and change time in ns, inode. A write changes it."""
-
-
-def stamp_of(status: os.stat_result) -> Stamp:
-    """The stamp of a file with this status."""
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 class Readable(Protocol):
@@ -105,7 +97,7 @@ class ByteSource:
         path: real path.
         size: bytes.
         mtime_ns: modification time, ns since the epoch.
-        stamp: tells whether the file changed.
+        state: tells whether the file changed.
 
     Raises:
         FormatError: not a regular file, or it can't be opened or read.
@@ -130,7 +122,7 @@ class ByteSource:
             raise FormatError(path, None, f"is {found}, expected a regular file")
         self.size = status.st_size
         self.mtime_ns = status.st_mtime_ns
-        self.stamp = stamp_of(status)
+        self.state = FileState.of(status)
 
     def fileno(self) -> int:
         """The file descriptor; it is for reading only."""
@@ -187,7 +179,7 @@ class ByteSource:
     def is_unchanged(self) -> bool:
         """Whether the path still names the file that was opened, and no write changed it since."""
         try:
-            return self.stamp == stamp_of(Path(self._opened).stat())
+            return self.state == FileState.of(Path(self._opened).stat())
         except OSError:
             return False
 
@@ -276,7 +268,7 @@ def open_source(where: Path | Member) -> ByteSource:
             return part
         unpacked = _inflate(part, where)
     # Whether it changes, the archive tells.
-    unpacked.mtime_ns, unpacked.stamp = archive.mtime_ns, archive.stamp
+    unpacked.mtime_ns, unpacked.state = archive.mtime_ns, archive.state
     unpacked._opened = archive._opened
     return unpacked
 

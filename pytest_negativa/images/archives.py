@@ -35,8 +35,8 @@ from pytest_negativa.images.archive_kinds import (
     archive_kind,
 )
 from pytest_negativa.images.overlay import HardLink, Link
+from pytest_negativa.models.archive_member import Member
 from pytest_negativa.models.file_kinds import HEAD_SIZE
-from pytest_negativa.models.image import Member
 from pytest_negativa.models.sizes import format_bytes
 
 MAX_UNPACKED = 256 << 30

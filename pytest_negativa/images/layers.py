@@ -21,8 +21,8 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.archive_kinds import DOCKER_LIST, OCI_INDEX, ArchiveKind, kind_at
 from pytest_negativa.images.archives import Entry, File, OnProblem, Part, iter_archive, iter_tar
 from pytest_negativa.images.overlay import Link
+from pytest_negativa.models.archive_member import Member
 from pytest_negativa.models.base import UNDECODABLE
-from pytest_negativa.models.image import Member
 
 # Names of Docker, Podman, skopeo, containerd, BuildKit, kaniko, Bazel and Jib.
 _IMAGE_FILES = re.compile(

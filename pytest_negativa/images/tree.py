@@ -44,8 +44,8 @@ from pytest_negativa.images.archive_kinds import CONDA_SUFFIX, OLD_CONDA_SUFFIX
 from pytest_negativa.images.archives import Entry, File, OnProblem, iter_archive
 from pytest_negativa.images.layers import find_image, is_container, iter_layers
 from pytest_negativa.images.overlay import HardLink, Link, Overlay
+from pytest_negativa.models.archive_member import Member
 from pytest_negativa.models.file_kinds import FileKind, is_loadable, is_spare, kind_of
-from pytest_negativa.models.image import Member
 from pytest_negativa.storage.system import read_head
 
 # CUDA has no other hosts.

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import ReconstructError, refusing
 from pytest_negativa.gpucode.source import ByteSource, digest_of, opened
-from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.rewriting.layout import Edits, FileLayout, write_layout
 from pytest_negativa.slimming.tree import ORIGINALS_MARK, staged_name
 from pytest_negativa.storage.atomic import NewFile, copy_metadata, set_mtime, sync_file, sync_folder

@@ -48,7 +48,7 @@ from pytest_negativa.images.archives import (
 from pytest_negativa.images.overlay import HardLink
 from pytest_negativa.installed.record import RECORD, record_digest
 from pytest_negativa.models.base import UNDECODABLE
-from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.request import OnProgress, SlimReport, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees

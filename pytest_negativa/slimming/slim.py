@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.source import ByteSource, read_fact
-from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.slimming import (
     PROBLEMS,
     UNMET,

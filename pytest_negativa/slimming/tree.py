@@ -29,7 +29,7 @@ from pytest_negativa.installed.sites import (
     find_site,
 )
 from pytest_negativa.models.file_kinds import HEAD_SIZE
-from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
 from pytest_negativa.storage.records import utf8
 

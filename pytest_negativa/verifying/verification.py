@@ -26,13 +26,8 @@ from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import NEEDS, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep_needed_spans
 from pytest_negativa.processes.auditors import watch_environment
-from pytest_negativa.processes.file_users import (
-    CopyWatch,
-    FileUser,
-    OpenWatch,
-    processes_with_driver,
-    wait_for_users,
-)
+from pytest_negativa.processes.file_users import FileUser, processes_with_driver, wait_for_users
+from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
 from pytest_negativa.processes.redirect import (
     make_table,
     redirect_environment,

@@ -31,7 +31,8 @@ from pytest_negativa.gpucode.source import open_source
 from pytest_negativa.images import archives
 from pytest_negativa.images.report import report_image
 from pytest_negativa.images.tree import Tree, read_tree
-from pytest_negativa.models.image import Manager, Member, Package
+from pytest_negativa.models.archive_member import Member
+from pytest_negativa.models.image import Manager, Package
 from pytest_negativa.models.library import LibraryMap, Scope
 from tests.support.commands import inspect
 from tests.support.libraries import BIN, MULTIARCH, PLAIN

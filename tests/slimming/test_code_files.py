@@ -22,8 +22,8 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.installed.owners import Places
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import find_code_distributions
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.reporting.slimming import render_rows
