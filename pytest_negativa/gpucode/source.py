@@ -96,6 +96,7 @@ class ByteSource:
     Attributes:
         path: real path.
         size: bytes.
+        start: of a window, where it begins in the file.
         mtime_ns: modification time, ns since the epoch.
         state: tells whether the file changed.
 
@@ -103,7 +104,7 @@ class ByteSource:
         FormatError: not a regular file, or it can't be opened or read.
     """
 
-    _start = 0
+    start = 0
 
     def __init__(self, path: str | os.PathLike[str], descriptor: int | None = None) -> None:
         self.path, self._opened = os.fspath(path), f"/proc/self/fd/{descriptor}"
@@ -135,7 +136,7 @@ class ByteSource:
             FormatError: the range leaves the file, or the file got shorter meanwhile.
         """
         self._check_range(offset, length)
-        start = self._start + offset
+        start = self.start + offset
         try:
             data = os.pread(self._fd, length, start)
             # One pread returns at most 2 GiB - 4 KiB, see pread(2).
@@ -193,7 +194,7 @@ class ByteSource:
         """
         self._check_range(start, size)
         part = copy.copy(self)
-        part.size, part._start = size, self._start + start
+        part.size, part.start = size, self.start + start
         return part
 
     def close(self) -> None:

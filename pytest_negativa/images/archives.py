@@ -136,27 +136,20 @@ def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
                 )
             parts = [(data.name, data.start, data.size)]
         for name, start, size in parts:
-            yield from iter_tar(Part(source, start, size), str(Path(source.path, name)), on_problem)
+            part = Part(source.window(start, size))
+            yield from iter_tar(part, str(Path(source.path, name)), on_problem)
 
 
 class Part(io.RawIOBase):
-    """A stream of a part of a file.
+    """A stream of a file, or of a window of one."""
 
-    Args:
-        source: the file.
-        start: where the part begins.
-        size: bytes; None: up to the end of the file.
-    """
-
-    def __init__(self, source: ByteSource, start: int = 0, size: int | None = None) -> None:
-        self.start = start
+    def __init__(self, source: ByteSource) -> None:
         self.source = source
-        self._size = source.size - start if size is None else size
         self._position = 0
 
     def member(self, name: str, start: int, size: int) -> Member:
         """A file that lies as it is in this part, from ``start`` on."""
-        path, at = self.source.path, self.start + start
+        path, at = self.source.path, self.source.start + start
         return Member(archive=path, name=name, size=size, start=at, packed_size=size)
 
     def readable(self) -> bool:
@@ -166,12 +159,12 @@ class Part(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = (0, self._position, self._size)[whence] + offset
+        self._position = (0, self._position, self.source.size)[whence] + offset
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        length = max(0, min(len(buffer), self._size - self._position))
-        buffer[:length] = self.source.read(self.start + self._position, length)
+        length = max(0, min(len(buffer), self.source.size - self._position))
+        buffer[:length] = self.source.read(self._position, length)
         self._position += length
         return length
 
