@@ -136,11 +136,11 @@ def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
                 )
             parts = [(data.name, data.start, data.size)]
         for name, start, size in parts:
-            part = Part(source.window(start, size))
+            part = SourceStream(source.window(start, size))
             yield from iter_tar(part, str(Path(source.path, name)), on_problem)
 
 
-class Part(io.RawIOBase):
+class SourceStream(io.RawIOBase):
     """A stream of a file, or of a window of one."""
 
     def __init__(self, source: ByteSource) -> None:
@@ -174,7 +174,7 @@ class _Tables(io.BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _MAX_TABLE:
-            raise _too_large(cast("Part", self.raw).source.path, size, _MAX_TABLE)
+            raise _too_large(cast("SourceStream", self.raw).source.path, size, _MAX_TABLE)
         return super().read(size)
 
 
@@ -218,7 +218,7 @@ def open_zip(source: ByteSource) -> zipfile.ZipFile:
         FormatError: it is damaged, or none.
     """
     with damage(source.path):
-        return zipfile.ZipFile(_Tables(Part(source)))
+        return zipfile.ZipFile(_Tables(SourceStream(source)))
 
 
 def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[tuple[bytes, Member]]:
@@ -344,7 +344,7 @@ class _TarStream:
         return self.header
 
 
-def iter_tar(part: BinaryIO | Part, label: str, on_problem: OnProblem) -> Iterator[Entry]:
+def iter_tar(part: BinaryIO | SourceStream, label: str, on_problem: OnProblem) -> Iterator[Entry]:
     """The entries of a tar archive, which may be compressed.
 
     Args:
@@ -356,7 +356,7 @@ def iter_tar(part: BinaryIO | Part, label: str, on_problem: OnProblem) -> Iterat
         FormatError: the archive is damaged, or can't be read.
     """
     tar, stream, kind = _open_tar(part, label)
-    in_place = part if kind is ArchiveKind.TAR and isinstance(part, Part) else None
+    in_place = part if kind is ArchiveKind.TAR and isinstance(part, SourceStream) else None
     for info in _iter_infos(tar, stream, label):
         if (name := clean_name(info.name)) is None:
             # The root is a folder, too.
@@ -386,7 +386,9 @@ def iter_tar(part: BinaryIO | Part, label: str, on_problem: OnProblem) -> Iterat
             yield name, File(info.size, head, place, file)
 
 
-def _open_tar(part: IO[bytes] | Part, label: str) -> tuple[Any, _TarStream, ArchiveKind | None]:
+def _open_tar(
+    part: IO[bytes] | SourceStream, label: str
+) -> tuple[Any, _TarStream, ArchiveKind | None]:
     """A tar archive as ``tarfile`` reads it, its stream, and its kind."""
     buffered = io.BufferedReader(cast("io.RawIOBase", part), _BUFFER)
     head = buffered.peek(HEAD_SIZE)[:HEAD_SIZE]
@@ -405,7 +407,7 @@ def _open_tar(part: IO[bytes] | Part, label: str) -> tuple[Any, _TarStream, Arch
     return tar, stream, kind
 
 
-def iter_headers(part: IO[bytes] | Part, label: str) -> Iterator[tarfile.TarInfo]:
+def iter_headers(part: IO[bytes] | SourceStream, label: str) -> Iterator[tarfile.TarInfo]:
     """The headers of a tar archive, see ``iter_tar``."""
     tar, stream, _ = _open_tar(part, label)
     return _iter_infos(tar, stream, label)

@@ -80,7 +80,7 @@ def code_files(lines: Mapping[str, RecordLine]) -> dict[str, RecordLine]:
     return {path: line for path, line in found if not path.startswith(("..", "/"))}
 
 
-def digest_of(lines: Mapping[str, RecordLine]) -> str:
+def digest_of_lines(lines: Mapping[str, RecordLine]) -> str:
     """SHA-256 of lines, which two installations of the same wheel share."""
     digest = hashlib.sha256()
     for path, (hashed, size) in sorted(lines.items()):

@@ -30,7 +30,7 @@ from pytest_negativa.installed.record import (
     RecordLine,
     code_files,
     code_lines,
-    digest_of,
+    digest_of_lines,
     update_record,
     update_rows,
 )
@@ -84,7 +84,7 @@ class Installed:
     @property
     def code_digest(self) -> str:
         """The digest of these files."""
-        return digest_of(self.code_files)
+        return digest_of_lines(self.code_files)
 
     def map_code_files(self) -> LibraryMap:
         """These files as one library."""
