@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from pytest_negativa.analysis.runtime_code import find_runtime_code
 from pytest_negativa.arch import ComputeCapability, SmArch
@@ -15,12 +15,13 @@ from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
+from pytest_negativa.installed.owners import OwnLibraries, Places
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.installed.sites import OwnLibraries, Places
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.file_kinds import FileKind, kind_of
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan, LocatedLibrary
 from pytest_negativa.models.settings import Settings
@@ -28,7 +29,6 @@ from pytest_negativa.models.trace import (
     ImageForm,
     LibraryUsage,
     TracedLibrary,
-    TracedState,
     Usage,
     UsageWarning,
 )
@@ -49,7 +49,7 @@ from pytest_negativa.settings.globs import (
     unmatched_globs,
 )
 from pytest_negativa.storage.system import read_head
-from pytest_negativa.tracing.mappings import state_of
+from pytest_negativa.tracing.libraries import state_of
 
 _ELF_MAGIC = b"\x7fELF"
 _MOST_NAMED = 10
@@ -351,7 +351,7 @@ def _head_of(path: str) -> bytes:
         return b""
 
 
-def _present(path: str, state: TracedState, library_map: LibraryMap) -> TracedLibrary:
+def _present(path: str, state: FileState, library_map: LibraryMap) -> TracedLibrary:
     """The library that lies at a path.
 
     Args:
@@ -364,5 +364,4 @@ def _present(path: str, state: TracedState, library_map: LibraryMap) -> TracedLi
     )
     if state_of(path) != state:
         return library
-    device, inode, _size, mtime_ns, ctime_ns = state
-    return replace(library, device=device, inode=inode, mtime_ns=mtime_ns, ctime_ns=ctime_ns)
+    return replace(library, **asdict(state))

@@ -302,7 +302,7 @@ def too_much_dead(inspected: Sequence[InspectedSet], limit: float) -> Iterator[s
     The GPUs are those of the summaries. The distribution with the most such code is first.
     """
     # importlib.metadata takes 20 ms to import.
-    from pytest_negativa.installed.sites import Places
+    from pytest_negativa.installed.owners import Places
 
     yield from _unchecked(inspected, "--max-dead")
     places = Places()

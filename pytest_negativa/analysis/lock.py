@@ -195,7 +195,7 @@ def widen_files(
         return
     loaded = loaded_digests(usage)
     paths = {used.library.path for used in usage.libraries if used.images}
-    here = {one.digest: one for one in find_code_distributions(folders)}
+    here = {one.code_digest: one for one in find_code_distributions(folders)}
     for one in locked:
         installed = here.get(one.sha256)
         same = [two for two in opened if two.digest == one.sha256]
@@ -204,10 +204,10 @@ def widen_files(
         used = {name for two in same for name in two.opened}
         used |= {
             name
-            for name, row in installed.rows.items()
+            for name, row in installed.code_files.items()
             if row.digest in loaded or f"{installed.site}/{name}" in paths
         }
-        files = installed.map()
+        files = installed.map_code_files()
         missed = {f.payload.start: f.identifier or "" for f in files.iter_frames()
                   if f.identifier in used}  # fmt: skip
         yield widen_library(one, files, missed, KeepReason.LOADED)

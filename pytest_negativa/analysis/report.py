@@ -28,7 +28,8 @@ from pytest_negativa.analysis.snapshots import (
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.hostcode.gather import gather
-from pytest_negativa.installed.sites import Places, is_installed
+from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.sites import is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportContents
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.lock import Place

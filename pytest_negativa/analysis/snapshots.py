@@ -15,7 +15,8 @@ from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest
 from pytest_negativa.images.archive_kinds import count_archives
 from pytest_negativa.images.layers import is_container
-from pytest_negativa.installed.sites import SITE_NAMES, Places
+from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.file_kinds import FileKind, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope

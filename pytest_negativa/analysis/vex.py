@@ -24,7 +24,7 @@ from pytest_negativa.gpucode.library import map_slimmed, read_library
 from pytest_negativa.gpucode.slimmed import AddressSpace, has_marker
 from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.functions import local_functions
-from pytest_negativa.installed.sites import Places
+from pytest_negativa.installed.owners import Places
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.vex import (
     OPENVEX,

@@ -25,7 +25,7 @@ from pytest_negativa.cli.common import (
 )
 from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.hostcode.page_logs import read_misses
-from pytest_negativa.installed.sites import Places
+from pytest_negativa.installed.owners import Places
 from pytest_negativa.models.lock import LeftOut
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.planning.lock import lock_or_leave, make_lock

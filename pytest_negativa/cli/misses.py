@@ -20,12 +20,13 @@ from pytest_negativa.cli.common import (
     settings_of,
     typed,
 )
-from pytest_negativa.hostcode.page_logs import encode_misses, read_misses
+from pytest_negativa.hostcode.page_logs import encode_misses
+from pytest_negativa.hostcode.page_logs import read_misses
+from pytest_negativa.hostcode.process_pages import pages_of_process
 from pytest_negativa.processes.auditors import misses_environment
 from pytest_negativa.reporting.pages import render_misses
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.spare.misses import pages_of_process
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.runs import PAGES_SUFFIX
 

@@ -25,7 +25,7 @@ from pytest_negativa.cli.locate import PLAN_OPTIONS, plan_and_report
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.processes.file_users import CodeFileWatch
+from pytest_negativa.processes.open_watch import CodeFileWatch
 from pytest_negativa.processes.page_watch import watch_pages
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error, printable

@@ -66,10 +66,11 @@ class MapCache:
         Raises:
             FormatError: it has no build id, and can't be read to its end.
         """
+        state = source.state
         identity = (
             FORMAT_VERSION,
             self._reader_version,
-            *source.stamp,
+            *(state.size, state.mtime_ns, state.ctime_ns, state.inode),
             f"build-id {build_id}" if build_id else f"sha256 {source.sha256()}",
         )
         return hashlib.sha256(repr(identity).encode()).hexdigest()[:40]

@@ -33,7 +33,8 @@ from pytest_negativa.gpucode.elf_tables import (
     ElfHeader,
     SectionHeader,
 )
-from pytest_negativa.gpucode.payload import NameTable, PayloadError
+from pytest_negativa.gpucode.names import NameTable
+from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.models.library import Cubin, Edge, Function
 
 CALL = struct.Struct("<II")

@@ -15,6 +15,7 @@ from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
 from pytest_negativa.gpucode.elf_tables import EHDR, EI_CLASS, EI_DATA, ELFCLASS64, ELFDATA2LSB
 from pytest_negativa.gpucode.scan import may_have_containers
 from pytest_negativa.gpucode.source import ByteSource, Readable
+from pytest_negativa.models.archive_member import Member
 from pytest_negativa.models.file_kinds import (
     ARCHIVE_MAGIC,
     HEAD_SIZE,
@@ -23,7 +24,6 @@ from pytest_negativa.models.file_kinds import (
     kind_of,
     ptx_target,
 )
-from pytest_negativa.models.image import Member
 from pytest_negativa.models.library import Compression, Element
 from pytest_negativa.models.spans import Span
 

@@ -17,7 +17,8 @@ from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
 from pytest_negativa.gpucode.fatbin import is_removed
 from pytest_negativa.gpucode.files import read_bare_code
-from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE, NameTable, PayloadError, unpack
+from pytest_negativa.gpucode.names import NameTable
+from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE, PayloadError, unpack
 from pytest_negativa.gpucode.ptx import parse_ptx
 from pytest_negativa.gpucode.scan import FATBIN_SECTIONS, Problems, iter_containers
 from pytest_negativa.gpucode.slimmed import AddressSpace, read_marker, whole_sections

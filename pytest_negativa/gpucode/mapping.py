@@ -24,7 +24,7 @@ from pytest_negativa.gpucode.elf import HostElf, read_host_elf
 from pytest_negativa.gpucode.files import read_tables
 from pytest_negativa.gpucode.library import map_library, map_slimmed
 from pytest_negativa.gpucode.slimmed import SLIMMED
-from pytest_negativa.gpucode.source import ByteSource, Stamp, open_source, stamp_of
+from pytest_negativa.gpucode.source import ByteSource, open_source
 from pytest_negativa.gpucode.summary import summarize
 from pytest_negativa.gpucode.workers import (
     LocalProcesses,
@@ -35,7 +35,8 @@ from pytest_negativa.gpucode.workers import (
     run_tasks,
     this_worker,
 )
-from pytest_negativa.models.image import Member
+from pytest_negativa.models.archive_member import Member
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.library import (
     LibraryMap,
     Removed,
@@ -182,11 +183,11 @@ def _map_files(
         yield from (_map(path, request, cache, tables) for path, tables in known.items())
 
 
-def _stamp_at(where: Path | Member) -> Stamp | None:
-    """The stamp of a file before it is read; None if it can't be seen, or is no regular file."""
+def _state_at(where: Path | Member) -> FileState | None:
+    """The state of a file before it is read; None if it can't be seen, or is no regular file."""
     with contextlib.suppress(OSError, ValueError):
         status = os.stat(where.archive if isinstance(where, Member) else where)  # noqa: PTH116
-        return stamp_of(status) if stat.S_ISREG(status.st_mode) else None
+        return FileState.of(status) if stat.S_ISREG(status.st_mode) else None
     return None
 
 
@@ -199,14 +200,14 @@ class _Files:
     """
 
     def __init__(self, paths: Iterable[Path | Member]) -> None:
-        self.seen = {path: _stamp_at(path) for path in paths}
+        self.seen = {path: _state_at(path) for path in paths}
         self.largest_first = sorted(self.seen, key=self.size, reverse=True)
 
     def size(self, path: Path | Member) -> int:
         if isinstance(path, Member):
             return path.size
         seen = self.seen[path]
-        return 0 if seen is None else seen[0]
+        return 0 if seen is None else seen.size
 
     def is_large(self, path: Path | Member) -> bool:
         """Whether reading the file takes longer than looking it up."""
@@ -237,7 +238,7 @@ def _read_by_workers(
             continue
         for where, (mapped, encoded, problem) in zip(batch, answers, strict=True):
             if problem is not None:
-                is_same = _stamp_at(where) == files.seen[where]
+                is_same = _state_at(where) == files.seen[where]
                 mapped = _map(where, request, cache)
                 # Else the file is damaged, or changed since the task began.
                 if is_same and mapped.error is None:
@@ -250,7 +251,7 @@ def _read_by_workers(
             yield mapped
 
 
-_Batch = dict[Path | Member, tuple["_Tables | None", Stamp | None]]
+_Batch = dict[Path | Member, tuple["_Tables | None", FileState | None]]
 
 
 def _batches(files: _Files, known: Mapping[Path | Member, _Tables | None]) -> Iterator[_Batch]:
@@ -272,9 +273,9 @@ def _path_of(where: Path | Member) -> Path:
 
 
 class _Tables(NamedTuple):
-    """The ELF tables and the cache key of a library; valid while the file has this stamp."""
+    """The ELF tables and the cache key of a library; valid while the file has this state."""
 
-    stamp: Stamp
+    state: FileState
     host: HostElf
     key: str | None  # None of slimmed libraries, too: little is left to read
 
@@ -291,7 +292,7 @@ class _Tables(NamedTuple):
         key = None
         if cache is not None and source.size >= _MIN_CACHED_SIZE and host.marker is None:
             key = cache.key(source, host.build_id)
-        return cls(source.stamp, host, key)
+        return cls(source.state, host, key)
 
 
 def _look_up_alone(
@@ -368,7 +369,7 @@ def map_source(
         known: its tables, if they were read before.
     """
     try:
-        if known is None or known.stamp != source.stamp:
+        if known is None or known.state != source.state:
             known = _Tables.read(path, source, request, cache)
         if found := _look_up(path, source, known.key, request, cache):
             return found
@@ -426,12 +427,12 @@ def _map_batch(
     return answers
 
 
-def _why_another(where: Path | Member, seen: Stamp) -> str | None:
+def _why_another(where: Path | Member, seen: FileState) -> str | None:
     """Difference between the file here and the one that the command saw; None if they are alike."""
     try:
         with ByteSource(where.archive if isinstance(where, Member) else where) as source:
             # File systems of a network round times.
-            if (seen[0], seen[1] // 10**9) == (source.size, source.mtime_ns // 10**9):
+            if (seen.size, seen.mtime_ns // 10**9) == (source.size, source.mtime_ns // 10**9):
                 return None
             return f"{this_worker()} has another file there, of {source.size:,} bytes"
     except FormatError as e:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pytest_negativa.gpucode.payload import NameTable, PayloadError
+from pytest_negativa.gpucode.names import NameTable
+from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.gpucode.search import Find, load_search
 from pytest_negativa.models.library import Ptx
 

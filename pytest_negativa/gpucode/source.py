@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import IO, BinaryIO, Protocol, TypeVar
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.models.image import Member
+from pytest_negativa.models.archive_member import Member
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.storage.system import available_cores
 
 _FILE_TYPES = {
@@ -40,15 +41,6 @@ _MAX_IN_MEMORY = 4 << 30
 
 # Bytes. A region's header with the headers of its first elements, or one with its names.
 _AHEAD = 512
-
-
-Stamp = tuple[int, int, int, int]
-"""Of a file: size in bytes, modification and change time in ns, inode. A write changes it."""
-
-
-def stamp_of(status: os.stat_result) -> Stamp:
-    """The stamp of a file with this status."""
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 class Readable(Protocol):
@@ -104,14 +96,15 @@ class ByteSource:
     Attributes:
         path: real path.
         size: bytes.
+        start: of a window, where it begins in the file.
         mtime_ns: modification time, ns since the epoch.
-        stamp: tells whether the file changed.
+        state: tells whether the file changed.
 
     Raises:
         FormatError: not a regular file, or it can't be opened or read.
     """
 
-    _start = 0
+    start = 0
 
     def __init__(self, path: str | os.PathLike[str], descriptor: int | None = None) -> None:
         self.path, self._opened = os.fspath(path), f"/proc/self/fd/{descriptor}"
@@ -130,7 +123,7 @@ class ByteSource:
             raise FormatError(path, None, f"is {found}, expected a regular file")
         self.size = status.st_size
         self.mtime_ns = status.st_mtime_ns
-        self.stamp = stamp_of(status)
+        self.state = FileState.of(status)
 
     def fileno(self) -> int:
         """The file descriptor; it is for reading only."""
@@ -143,7 +136,7 @@ class ByteSource:
             FormatError: the range leaves the file, or the file got shorter meanwhile.
         """
         self._check_range(offset, length)
-        start = self._start + offset
+        start = self.start + offset
         try:
             data = os.pread(self._fd, length, start)
             # One pread returns at most 2 GiB - 4 KiB, see pread(2).
@@ -187,7 +180,7 @@ class ByteSource:
     def is_unchanged(self) -> bool:
         """Whether the path still names the file that was opened, and no write changed it since."""
         try:
-            return self.stamp == stamp_of(Path(self._opened).stat())
+            return self.state == FileState.of(Path(self._opened).stat())
         except OSError:
             return False
 
@@ -201,7 +194,7 @@ class ByteSource:
         """
         self._check_range(start, size)
         part = copy.copy(self)
-        part.size, part._start = size, self._start + start
+        part.size, part.start = size, self.start + start
         return part
 
     def close(self) -> None:
@@ -276,7 +269,7 @@ def open_source(where: Path | Member) -> ByteSource:
             return part
         unpacked = _inflate(part, where)
     # Whether it changes, the archive tells.
-    unpacked.mtime_ns, unpacked.stamp = archive.mtime_ns, archive.stamp
+    unpacked.mtime_ns, unpacked.state = archive.mtime_ns, archive.state
     unpacked._opened = archive._opened
     return unpacked
 

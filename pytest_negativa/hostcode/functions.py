@@ -107,7 +107,7 @@ def functions_within(starts: FunctionStarts, ranges: Sequence[tuple[int, int]]) 
         found = max(numbers.stop, found)
 
 
-class Function(NamedTuple):
+class HostFunction(NamedTuple):
     """A function of a library: its address, and its mangled name if it has a symbol."""
 
     address: int
@@ -125,15 +125,15 @@ class FunctionTable:
         self._named = sorted(_functions(source, (SHT_SYMTAB, SHT_DYNSYM)) or ())
         self._starts = function_starts(source, elf) or FunctionStarts()
 
-    def find(self, address: int) -> Function | None:
+    def find(self, address: int) -> HostFunction | None:
         """The function at an address of the file; None if no table knows one."""
         at = bisect.bisect_right(self._named, address, key=lambda row: row[0]) - 1
         if at >= 0:
             start, (size, name) = self._named[at]
             if address < start + size:
-                return Function(start, name.decode(errors="replace"))
+                return HostFunction(start, name.decode(errors="replace"))
         numbers = self._starts.within(address, address + 1)
-        return Function(self._starts[numbers.start], None) if numbers else None
+        return HostFunction(self._starts[numbers.start], None) if numbers else None
 
 
 def local_functions(source: ByteSource) -> Iterator[tuple[int, tuple[int, bytes]]] | None:

@@ -30,6 +30,7 @@ from pytest_negativa.hostcode.page_logs import (
     read_page_logs,
 )
 from pytest_negativa.models.base import Record
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.hostcode import (
     HOST_FILES_VERSION,
     HOST_USAGE_VERSION,
@@ -40,7 +41,7 @@ from pytest_negativa.models.hostcode import (
     HostUsage,
 )
 from pytest_negativa.models.spans import PAGE_SIZE, Span, intersection, minus, size, union
-from pytest_negativa.models.trace import LibraryUsage, TracedState, Usage
+from pytest_negativa.models.trace import LibraryUsage, Usage
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.records import load_record, write_record
 from pytest_negativa.storage.results import load_digests, load_usage
@@ -98,7 +99,7 @@ def _unread(constants: Sequence[LoggedLibrary]) -> tuple[Span, ...]:
 
 
 def identify(
-    key: FileKey, digests: Mapping[tuple[str, TracedState], str | None] = MappingProxyType({})
+    key: FileKey, digests: Mapping[tuple[str, FileState | None], str | None] = MappingProxyType({})
 ) -> HostFile | str:
     """Read the content of a file, or tell why it is not known.
 
@@ -113,8 +114,7 @@ def identify(
         return f"{name}: its path is not UTF-8, and the files of a run can't hold it"
     try:
         with ByteSource(key.path) as source:
-            status = os.fstat(source.fileno())
-            if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != key[1:]:
+            if FileKey.of(key.path, source.state) != key:
                 return f"{key.path}: was replaced after it was loaded"
             elf = read_host_elf(source)
             segments = tuple(
@@ -123,8 +123,7 @@ def identify(
                 if segment.p_type == PT_LOAD
             )
             # To hash a library takes longer than the rest.
-            state = (*key[1:], status.st_ctime_ns)
-            sha256 = digests.get((key.path, state)) or source.sha256()
+            sha256 = digests.get((key.path, source.state)) or source.sha256()
             if not source.is_unchanged():
                 return f"{key.path}: changed while it was read"
     except FormatError as e:
@@ -348,9 +347,9 @@ def with_pages(usage: Usage, run: Run) -> Usage:
     """
     if (logs := run.gpu_page_logs) is None:
         return usage
-    watched: dict[tuple[object, ...], list[set[Span]]] = defaultdict(list)
-    touched: dict[tuple[object, ...], list[Span]] = defaultdict(list)
-    processes: Counter[tuple[object, int]] = Counter()
+    watched: dict[FileKey | None, list[set[Span]]] = defaultdict(list)
+    touched: dict[FileKey | None, list[Span]] = defaultdict(list)
+    processes: Counter[tuple[FileKey | None, int]] = Counter()
     for process in read_page_logs(logs):
         for one in process.gpu_code:
             touched[one.file] += (Span(page, page + PAGE_SIZE) for page in one.pages)
@@ -359,7 +358,8 @@ def with_pages(usage: Usage, run: Run) -> Usage:
     is_complete = not count_lost(logs)
 
     def add(used: LibraryUsage) -> LibraryUsage:
-        key = used.library.path, *used.library.state[:4]
+        state = used.library.state
+        key = None if state is None else FileKey.of(used.library.path, state)
         expected = Counter(usage.processes[number].header.pid for number in used.processes)
         seen = is_complete and all(processes[key, pid] >= n for pid, n in expected.items())
         in_all = set.intersection(*watched[key]) if seen and watched[key] else ()

@@ -35,8 +35,8 @@ from pytest_negativa.images.archive_kinds import (
     archive_kind,
 )
 from pytest_negativa.images.overlay import HardLink, Link
+from pytest_negativa.models.archive_member import Member
 from pytest_negativa.models.file_kinds import HEAD_SIZE
-from pytest_negativa.models.image import Member
 from pytest_negativa.models.sizes import format_bytes
 
 MAX_UNPACKED = 256 << 30
@@ -136,27 +136,20 @@ def iter_archive(path: Path, on_problem: OnProblem) -> Iterator[Entry]:
                 )
             parts = [(data.name, data.start, data.size)]
         for name, start, size in parts:
-            yield from iter_tar(Part(source, start, size), str(Path(source.path, name)), on_problem)
+            part = SourceStream(source.window(start, size))
+            yield from iter_tar(part, str(Path(source.path, name)), on_problem)
 
 
-class Part(io.RawIOBase):
-    """A stream of a part of a file.
+class SourceStream(io.RawIOBase):
+    """A stream of a file, or of a window of one."""
 
-    Args:
-        source: the file.
-        start: where the part begins.
-        size: bytes; None: up to the end of the file.
-    """
-
-    def __init__(self, source: ByteSource, start: int = 0, size: int | None = None) -> None:
-        self.start = start
+    def __init__(self, source: ByteSource) -> None:
         self.source = source
-        self._size = source.size - start if size is None else size
         self._position = 0
 
     def member(self, name: str, start: int, size: int) -> Member:
         """A file that lies as it is in this part, from ``start`` on."""
-        path, at = self.source.path, self.start + start
+        path, at = self.source.path, self.source.start + start
         return Member(archive=path, name=name, size=size, start=at, packed_size=size)
 
     def readable(self) -> bool:
@@ -166,12 +159,12 @@ class Part(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = (0, self._position, self._size)[whence] + offset
+        self._position = (0, self._position, self.source.size)[whence] + offset
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        length = max(0, min(len(buffer), self._size - self._position))
-        buffer[:length] = self.source.read(self.start + self._position, length)
+        length = max(0, min(len(buffer), self.source.size - self._position))
+        buffer[:length] = self.source.read(self._position, length)
         self._position += length
         return length
 
@@ -181,7 +174,7 @@ class _Tables(io.BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _MAX_TABLE:
-            raise _too_large(cast("Part", self.raw).source.path, size, _MAX_TABLE)
+            raise _too_large(cast("SourceStream", self.raw).source.path, size, _MAX_TABLE)
         return super().read(size)
 
 
@@ -225,7 +218,7 @@ def open_zip(source: ByteSource) -> zipfile.ZipFile:
         FormatError: it is damaged, or none.
     """
     with damage(source.path):
-        return zipfile.ZipFile(_Tables(Part(source)))
+        return zipfile.ZipFile(_Tables(SourceStream(source)))
 
 
 def _iter_zip(source: ByteSource, on_problem: OnProblem) -> Iterator[tuple[bytes, Member]]:
@@ -351,7 +344,7 @@ class _TarStream:
         return self.header
 
 
-def iter_tar(part: BinaryIO | Part, label: str, on_problem: OnProblem) -> Iterator[Entry]:
+def iter_tar(part: BinaryIO | SourceStream, label: str, on_problem: OnProblem) -> Iterator[Entry]:
     """The entries of a tar archive, which may be compressed.
 
     Args:
@@ -363,7 +356,7 @@ def iter_tar(part: BinaryIO | Part, label: str, on_problem: OnProblem) -> Iterat
         FormatError: the archive is damaged, or can't be read.
     """
     tar, stream, kind = _open_tar(part, label)
-    in_place = part if kind is ArchiveKind.TAR and isinstance(part, Part) else None
+    in_place = part if kind is ArchiveKind.TAR and isinstance(part, SourceStream) else None
     for info in _iter_infos(tar, stream, label):
         if (name := clean_name(info.name)) is None:
             # The root is a folder, too.
@@ -393,7 +386,9 @@ def iter_tar(part: BinaryIO | Part, label: str, on_problem: OnProblem) -> Iterat
             yield name, File(info.size, head, place, file)
 
 
-def _open_tar(part: IO[bytes] | Part, label: str) -> tuple[Any, _TarStream, ArchiveKind | None]:
+def _open_tar(
+    part: IO[bytes] | SourceStream, label: str
+) -> tuple[Any, _TarStream, ArchiveKind | None]:
     """A tar archive as ``tarfile`` reads it, its stream, and its kind."""
     buffered = io.BufferedReader(cast("io.RawIOBase", part), _BUFFER)
     head = buffered.peek(HEAD_SIZE)[:HEAD_SIZE]
@@ -412,7 +407,7 @@ def _open_tar(part: IO[bytes] | Part, label: str) -> tuple[Any, _TarStream, Arch
     return tar, stream, kind
 
 
-def iter_headers(part: IO[bytes] | Part, label: str) -> Iterator[tarfile.TarInfo]:
+def iter_headers(part: IO[bytes] | SourceStream, label: str) -> Iterator[tarfile.TarInfo]:
     """The headers of a tar archive, see ``iter_tar``."""
     tar, stream, _ = _open_tar(part, label)
     return _iter_infos(tar, stream, label)

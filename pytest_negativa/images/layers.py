@@ -19,10 +19,17 @@ import msgspec
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.archive_kinds import DOCKER_LIST, OCI_INDEX, ArchiveKind, kind_at
-from pytest_negativa.images.archives import Entry, File, OnProblem, Part, iter_archive, iter_tar
+from pytest_negativa.images.archives import (
+    Entry,
+    File,
+    OnProblem,
+    SourceStream,
+    iter_archive,
+    iter_tar,
+)
 from pytest_negativa.images.overlay import Link
+from pytest_negativa.models.archive_member import Member
 from pytest_negativa.models.base import UNDECODABLE
-from pytest_negativa.models.image import Member
 
 # Names of Docker, Podman, skopeo, containerd, BuildKit, kaniko, Bazel and Jib.
 _IMAGE_FILES = re.compile(
@@ -215,12 +222,11 @@ def iter_layers(image: Image, on_problem: OnProblem) -> Iterator[tuple[int, Iter
     last = {name: number for number, name in enumerate(image.layers)}
     for name, number in last.items():
         if (place := image.places[name]) is not None:
-            start, size = 0, None
-            if isinstance(place, Member):
-                start, size = place.start, place.packed_size
             with ByteSource(place.archive if isinstance(place, Member) else place) as source:
-                part = Part(source, start, size)
-                yield number, iter_tar(part, f"{image.path}/{name}", on_problem)
+                layer = source
+                if isinstance(place, Member):
+                    layer = source.window(place.start, place.packed_size)
+                yield number, iter_tar(SourceStream(layer), f"{image.path}/{name}", on_problem)
     is_streamed = any(image.places[name] is None for name in last)
     for name, file in iter_archive(image.path, on_problem) if is_streamed else ():
         if name in last and isinstance(file, File) and file.stream is not None:

@@ -13,15 +13,16 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from pytest_negativa.images.tree import Tree, name_and_version
-from pytest_negativa.installed.record import RECORD, CondaPackage, iter_rows
+from pytest_negativa.images.tree import FileTree, name_and_version
+from pytest_negativa.installed.conda import CondaPackage
+from pytest_negativa.installed.record import RECORD, iter_rows
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.image import Manager, Package
 
 _DPKG = "var/lib/dpkg"
 
 
-def find_owners(tree: Tree, wanted: Collection[str]) -> dict[str, Package]:
+def find_owners(tree: FileTree, wanted: Collection[str]) -> dict[str, Package]:
     """Find the packages that installed files, as far as wheels, conda and dpkg tell.
 
     The claim of a wheel wins over those of conda and dpkg, which may have installed the whole
@@ -50,7 +51,7 @@ def find_owners(tree: Tree, wanted: Collection[str]) -> dict[str, Package]:
     return owners
 
 
-def _iter_claims(tree: Tree) -> Iterator[tuple[str, Package]]:
+def _iter_claims(tree: FileTree) -> Iterator[tuple[str, Package]]:
     """Paths and the packages that claim them; a later claim wins."""
     dpkg = tree.overlay.folder(_DPKG).path
     # Paragraphs of ``Field: value``, see deb-control(5).
@@ -67,7 +68,7 @@ def _iter_claims(tree: Tree) -> Iterator[tuple[str, Package]]:
         yield from _iter_wheel(tree, path)
 
 
-def _iter_wheel(tree: Tree, record: str) -> Iterator[tuple[str, Package]]:
+def _iter_wheel(tree: FileTree, record: str) -> Iterator[tuple[str, Package]]:
     """Files of a RECORD ("Recording installed projects", packaging.python.org), in CSV."""
     base, _, own = record.rpartition("/")[0].rpartition("/")
     name, version = name_and_version(own)
@@ -78,7 +79,7 @@ def _iter_wheel(tree: Tree, record: str) -> Iterator[tuple[str, Package]]:
                 yield f"{base}/{row[0]}" if not row[0].startswith("/") else row[0], package
 
 
-def _iter_conda(tree: Tree, path: str) -> Iterator[tuple[str, Package]]:
+def _iter_conda(tree: FileTree, path: str) -> Iterator[tuple[str, Package]]:
     """Files of conda-meta/NAME.json, listed in "files", relative to the environment."""
     base = path.rpartition("/")[0].rpartition("/")[0]
     with contextlib.suppress(*UNDECODABLE):
@@ -87,7 +88,9 @@ def _iter_conda(tree: Tree, path: str) -> Iterator[tuple[str, Package]]:
         yield from ((f"{base}/{file}", package) for file in listed.files)
 
 
-def _iter_dpkg(tree: Tree, path: str, versions: dict[str, str]) -> Iterator[tuple[str, Package]]:
+def _iter_dpkg(
+    tree: FileTree, path: str, versions: dict[str, str]
+) -> Iterator[tuple[str, Package]]:
     """Files of info/PACKAGE[:ARCH].list, a path of the image each line; see dpkg-query(1)."""
     name = path.rpartition("/")[2].removesuffix(".list").partition(":")[0]
     package = Package(name=name, version=versions.get(name, ""), manager=Manager.DPKG)

@@ -21,9 +21,8 @@ from pytest_negativa.gpucode.mapping import MapRequest, OnDone
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.layers import is_container
 from pytest_negativa.images.owners import find_owners
-from pytest_negativa.images.tree import Tree, read_tree
-from pytest_negativa.installed.record import RECORD
-from pytest_negativa.installed.sites import code_rows, digest_of_rows
+from pytest_negativa.images.tree import FileTree, read_tree
+from pytest_negativa.installed.record import RECORD, code_files, code_lines, digest_of_lines
 from pytest_negativa.models.code_files import name_of_files
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES, FileKind
 from pytest_negativa.models.image import (
@@ -117,7 +116,7 @@ def report_image(
 
 
 def _code_file_rows(
-    tree: Tree,
+    tree: FileTree,
     suite: Suite | None,
     devices: Sequence[ComputeCapability],
     owners: Mapping[str, Package],
@@ -158,7 +157,7 @@ def _code_file_rows(
         )
 
 
-def _unused_files(tree: Tree, kept: Mapping[str, Set[str]]) -> Iterator[tuple[str, bool]]:
+def _unused_files(tree: FileTree, kept: Mapping[str, Set[str]]) -> Iterator[tuple[str, bool]]:
     """Files of distributions in a plan or lock, each with whether it may go.
 
     Args:
@@ -167,8 +166,8 @@ def _unused_files(tree: Tree, kept: Mapping[str, Set[str]]) -> Iterator[tuple[st
     """
     for folder in sorted(tree.dist_infos) if kept else ():
         with contextlib.suppress(csv.Error):
-            rows = dict(code_rows(tree.read_list(f"{folder}/{RECORD}")))
-            stays = kept.get(digest_of_rows(rows))
+            rows = code_files(code_lines(tree.read_list(f"{folder}/{RECORD}")))
+            stays = kept.get(digest_of_lines(rows))
             base = folder.rpartition("/")[0]
             for name, row in rows.items() if stays is not None else ():
                 path = f"{base}/{name}".lstrip("/")

@@ -44,8 +44,8 @@ from pytest_negativa.images.archive_kinds import CONDA_SUFFIX, OLD_CONDA_SUFFIX
 from pytest_negativa.images.archives import Entry, File, OnProblem, iter_archive
 from pytest_negativa.images.layers import find_image, is_container, iter_layers
 from pytest_negativa.images.overlay import HardLink, Link, Overlay
+from pytest_negativa.models.archive_member import Member
 from pytest_negativa.models.file_kinds import FileKind, is_loadable, is_spare, kind_of
-from pytest_negativa.models.image import Member
 from pytest_negativa.storage.system import read_head
 
 # CUDA has no other hosts.
@@ -97,7 +97,7 @@ class _Found:
 
 
 @dataclass(slots=True)
-class Tree:
+class FileTree:
     """Visible files of a folder, an archive or an image, with all its layers in place.
 
     Attributes:
@@ -172,7 +172,7 @@ def read_tree(
     on_done: OnDone | None = None,
     *,
     by_package: bool = False,
-) -> Tree:
+) -> FileTree:
     """Map all libraries in a folder, in an archive or in a saved image.
 
     Libraries of a compressed tar archive are read in passing, one after the other.
@@ -187,7 +187,7 @@ def read_tree(
     Raises:
         OptionError: the folder can't be listed.
     """
-    tree = Tree(path.resolve(), is_folder=not is_container(path))
+    tree = FileTree(path.resolve(), is_folder=not is_container(path))
     if _WINDOWS_WHEEL.search(path.name):
         problem = "a wheel for Windows, whose libraries (PE files: .dll, .pyd) are not read"
         tree.problems.append(FormatError(path, None, problem))
@@ -217,7 +217,7 @@ def read_tree(
     return tree
 
 
-def _iter_layers(path: Path, tree: Tree) -> Iterator[tuple[int, Iterator[Entry]]]:
+def _iter_layers(path: Path, tree: FileTree) -> Iterator[tuple[int, Iterator[Entry]]]:
     """The layers of an image; any other tree has one."""
     if tree.is_folder:
         yield 0, _iter_folder(tree.root, tree.problems.append)
@@ -263,7 +263,7 @@ def _head_of(path: str) -> bytes:
 
 
 def _look_at(
-    name: str, file: File, tree: Tree, request: MapRequest, left: int, *, by_package: bool
+    name: str, file: File, tree: FileTree, request: MapRequest, left: int, *, by_package: bool
 ) -> _Found:
     """Read what is of interest of a file.
 
@@ -297,7 +297,7 @@ def _look_at(
     return found
 
 
-def _show_all(tree: Tree) -> Iterator[Path | Member]:
+def _show_all(tree: FileTree) -> Iterator[Path | Member]:
     """Fill the tree with what is visible; yields the files that are still to be mapped."""
     shown: dict[_Found, str] = {}
     walked = tree.overlay.walk()

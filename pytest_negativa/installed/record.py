@@ -1,31 +1,24 @@
-"""Notes of installers on files: RECORD of a distribution, and ``conda-meta`` of an environment.
+"""RECORD, the list of a distribution's files: reads it, and changes what it says of some files.
 
-RECORD: https://packaging.python.org/specifications/recording-installed-packages. A row has the
-path, the digest (``sha256=`` and urlsafe base64 without padding) and the size in bytes.
-
-A package of conda has a JSON file in ``conda-meta``, a ``PrefixRecord`` in conda's
-conda/models/records.py. ``files`` lists its files, and ``paths_data`` has what ``conda doctor``
-compares with them (``find_altered_packages`` in altered_files.py), also by way of links.
+https://packaging.python.org/specifications/recording-installed-packages. A row has the path, the
+digest (``sha256=`` and urlsafe base64 without padding) and the size in bytes.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import csv
+import hashlib
 import io
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
-from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
 
@@ -43,12 +36,6 @@ def record_digest(sha256: str) -> str:
     """The second field of a row for a SHA-256 in hex."""
     encoded = base64.urlsafe_b64encode(bytes.fromhex(sha256)).rstrip(b"=")
     return f"sha256={encoded.decode()}"
-
-
-def hex_digest(digest: str) -> str:
-    """The SHA-256 in hex of the second field of a row; empty for an empty field."""
-    encoded = digest.removeprefix("sha256=")
-    return base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).hex()
 
 
 def is_code(name: str) -> bool:
@@ -70,16 +57,35 @@ def iter_rows(text: str) -> Iterator[tuple[str, list[str]]]:
         start = reader.line_num
 
 
-def read_rows(record: Path) -> list[list[str]]:
-    """The fields of each row of a RECORD; none if it can't be read."""
-    with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error):
-        return [row for _, row in iter_rows(read_regular(record).decode("utf-8"))]
-    return []
+def code_lines(text: str) -> dict[str, RecordLine]:
+    """What a RECORD says of the files that may be code, see ``is_code``, by path as it has them.
+
+    Raises:
+        csv.Error: see ``iter_rows``.
+    """
+    rows = (row for _, row in iter_rows(text) if row and is_code(row[0]))
+    return {row[0]: RecordLine(*(*row[1:3], "", "")[:2]) for row in rows}
 
 
-def path_of(row: list[str], site: Path) -> str:
-    """The normalized absolute path of a row's file; empty for an empty row."""
-    return os.path.normpath(os.path.join(site, row[0])) if row else ""
+def code_files(lines: Mapping[str, RecordLine]) -> dict[str, RecordLine]:
+    """The lines of files that are GPU code by their names, by normalized path below the site.
+
+    Without a digest and a size, nothing tells what such a file was.
+    """
+    found = (
+        (os.path.normpath(name), line)
+        for name, line in lines.items()
+        if name.endswith(CODE_SUFFIXES) and line.digest and line.size.isdecimal() and int(line.size)
+    )
+    return {path: line for path, line in found if not path.startswith(("..", "/"))}
+
+
+def digest_of_lines(lines: Mapping[str, RecordLine]) -> str:
+    """SHA-256 of lines, which two installations of the same wheel share."""
+    digest = hashlib.sha256()
+    for path, (hashed, size) in sorted(lines.items()):
+        digest.update(f"{path}\0{hashed}\0{size}\n".encode())
+    return digest.hexdigest()
 
 
 def update_rows(text: str, site: Path, changes: Mapping[str, RecordLine]) -> str:
@@ -94,7 +100,8 @@ def update_rows(text: str, site: Path, changes: Mapping[str, RecordLine]) -> str
         csv.Error: it is not CSV.
     """
     return "".join(
-        _update(part, row, changes.get(path_of(row, site))) for part, row in iter_rows(text)
+        _update(part, row, changes.get(os.path.normpath(os.path.join(site, *row[:1]))))
+        for part, row in iter_rows(text)
     )
 
 
@@ -145,93 +152,3 @@ def _update(text: str, row: list[str], line: RecordLine | None) -> str:
     line_break = text[len(text.rstrip("\r\n")) :]
     csv.writer(buffer, lineterminator=line_break).writerow([row[0], *line, *row[3:]])
     return buffer.getvalue()
-
-
-# ---- conda-meta ----
-
-CONDA_META = "conda-meta"
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-# An entry of ``paths_data`` has no other objects in it.
-_ENTRY = re.compile(r"\{[^{}]*\}")
-_DIGEST = re.compile(r'("sha256_in_prefix"\s*:\s*")[^"]*')
-_SIZE = re.compile(r'("size_in_bytes"\s*:\s*)\d+')
-
-
-class _CondaPath(msgspec.Struct, rename={"path": "_path"}):
-    path: str
-    sha256_in_prefix: str | None = None
-    size_in_bytes: int | None = None
-
-    @property
-    def line(self) -> RecordLine:
-        """The digest and the size as a RECORD has them; empty if they are not there."""
-        sha256, size = self.sha256_in_prefix or "", self.size_in_bytes
-        digest = record_digest(sha256) if _SHA256.fullmatch(sha256) else ""
-        return RecordLine(digest, "" if size is None else str(size))
-
-
-class _CondaPaths(msgspec.Struct):
-    paths: list[_CondaPath] = []
-
-
-class CondaPackage(msgspec.Struct):
-    """A file of ``conda-meta``; ``files`` are below the environment."""
-
-    name: str
-    version: str
-    files: list[str]
-    paths_data: _CondaPaths = msgspec.field(default_factory=_CondaPaths)
-
-    def lines(self, prefix: Path) -> dict[str, RecordLine]:
-        """Digests and sizes of libraries and of files that are GPU code, by real path.
-
-        It may list a file only by way of a link, as packages for developers do.
-        """
-        known = {one.path: one.line for one in self.paths_data.paths}
-        found: dict[str, RecordLine] = {}
-        for name in filter(_is_listed, self.files):
-            path = os.path.join(prefix, name)
-            real = os.path.realpath(path)
-            if real == path or real not in found:
-                found[real] = known.get(name, RecordLine("", ""))
-        return found
-
-
-def _is_listed(name: str) -> bool:
-    return is_code(name) or name.endswith(f"/{RECORD}")
-
-
-def read_conda(prefix: Path) -> Iterator[tuple[Path, CondaPackage]]:
-    """The packages of an environment, each with its file; one that can't be read is left out."""
-    for path in sorted((prefix / CONDA_META).glob("*.json")):
-        with contextlib.suppress(OSError, *UNDECODABLE):
-            yield path, msgspec.json.decode(read_regular(path), type=CondaPackage)
-
-
-def update_entries(text: str, prefix: Path, changes: Mapping[str, RecordLine]) -> str:
-    """A file of ``conda-meta`` with other digests and sizes of some files, else byte for byte.
-
-    Args:
-        text: the file's.
-        prefix: the environment.
-        changes: by real path of the file.
-    """
-    before = msgspec.json.decode(text, type=CondaPackage).lines(prefix)
-
-    def update(match: re.Match[str]) -> str:
-        try:
-            entry = msgspec.json.decode(match[0], type=_CondaPath)
-        except UNDECODABLE:  # Another object.
-            return match[0]
-        path = os.path.join(prefix, entry.path)
-        real = os.path.realpath(path) if _is_listed(entry.path) else ""
-        if real not in before.keys() & changes:
-            return match[0]
-        part, new = match[0], changes[real]
-        if entry.line.digest == before[real].digest:
-            part = _DIGEST.sub(rf"\g<1>{hex_digest(new.digest)}", part)
-        # Of a link, it may be its own.
-        return part if path != real else _SIZE.sub(rf"\g<1>{new.size}", part)
-
-    return _ENTRY.sub(update, text)

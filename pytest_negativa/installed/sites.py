@@ -1,4 +1,4 @@
-"""Folders with installed distributions, which of these a file belongs to, and a project's own.
+"""Folders with installed distributions, and the distributions and packages of conda in them.
 
 The distributions may be installed for another interpreter than the one that runs. One with a
 ``direct_url.json`` came from no index (PyPA, "Direct URL data structure"). ``INSTALLER`` has the
@@ -10,20 +10,14 @@ from __future__ import annotations
 import contextlib
 import csv
 import functools
-import hashlib
-import importlib.metadata
 import itertools
-import json
 import os
 import shlex
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlparse
 
-from msgspec.structs import replace
-
+from pytest_negativa.installed.conda import CONDA_META, read_conda, update_entries
 from pytest_negativa.installed.distributions import (
     Distribution,
     find_distributions,
@@ -32,22 +26,17 @@ from pytest_negativa.installed.distributions import (
     with_requirements,
 )
 from pytest_negativa.installed.record import (
-    CONDA_META,
     RECORD,
     RecordLine,
-    is_code,
-    iter_rows,
-    path_of,
-    read_conda,
-    read_rows,
-    update_entries,
+    code_files,
+    code_lines,
+    digest_of_lines,
     update_record,
     update_rows,
 )
-from pytest_negativa.models.code_files import map_files, name_of_files
+from pytest_negativa.models.code_files import map_files
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
 from pytest_negativa.models.library import LibraryMap
-from pytest_negativa.models.lock import Place
 from pytest_negativa.settings.globs import normalized
 from pytest_negativa.storage.system import read_regular
 
@@ -56,9 +45,10 @@ SITE_NAMES = ("site-packages", "dist-packages")
 _METADATA_SUFFIX = ".dist-info"
 METADATA_SUFFIXES = (_METADATA_SUFFIX, ".egg-info")
 """End the names of the metadata of distributions."""
+DIRECT_URL = "direct_url.json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Installed:
     """A distribution in a site, or a package of a conda environment.
 
@@ -74,14 +64,37 @@ class Installed:
     libraries: Mapping[str, RecordLine]
 
     @property
+    def site(self) -> Path:
+        """The folder that it is installed in."""
+        return self.record.parents[1]
+
+    @property
     def is_conda(self) -> bool:
         return self.record.parent.name == CONDA_META
 
+    @functools.cached_property
+    def code_files(self) -> Mapping[str, RecordLine]:
+        """What RECORD says of the files that are GPU code by their names, by path below the site.
+
+        All of them together are one library, see ``models.code_files``.
+        """
+        lines = {} if self.is_conda else self.libraries
+        return code_files({os.path.relpath(path, self.site): x for path, x in lines.items()})
+
+    @property
+    def code_digest(self) -> str:
+        """The digest of these files."""
+        return digest_of_lines(self.code_files)
+
+    def map_code_files(self) -> LibraryMap:
+        """These files as one library."""
+        sizes = {name: int(line.size) for name, line in self.code_files.items()}
+        return map_files(str(self.site), self.name, self.code_digest, sizes)
+
     def update(self, changes: Mapping[str, RecordLine], hidden: Path | None = None) -> bool:
         """Change what its record says of files, see ``update_record``."""
-        folder = self.record.parents[1]
         update = update_entries if self.is_conda else update_rows
-        return update_record(self.record, lambda text: update(text, folder, changes), hidden)
+        return update_record(self.record, lambda text: update(text, self.site, changes), hidden)
 
     def reinstall_command(self) -> str | None:
         """The command that installs it again, if one is known."""
@@ -89,7 +102,7 @@ class Installed:
             wanted = shlex.quote(f"{self.name}={self.version}")
             return f"conda install --force-reinstall --no-deps {wanted}"
         # An index may have another distribution of that name.
-        if (self.record.parent / "direct_url.json").exists():
+        if (self.record.parent / DIRECT_URL).exists():
             return None
         wanted = shlex.quote(f"{self.name}=={self.version}")
         # An environment that uv made has no pip.
@@ -114,7 +127,7 @@ class Site:
     @functools.cached_property
     def installed(self) -> tuple[Installed, ...]:
         """The distributions and packages, by name; one with damaged metadata is left out."""
-        found = filter(None, map(self._installed, self._distributions()))
+        found = filter(None, map(read_installed, self._distributions()))
         packages = (
             Installed(one.name, one.version, path, one.lines(self.folder))
             for path, one in read_conda(self.folder)
@@ -138,59 +151,38 @@ class Site:
             return find_distributions([str(self.folder)])
         return (Distribution(self.folder / name) for name in self.metadata)
 
-    def _installed(self, distribution: Distribution) -> Installed | None:
-        # No public attribute has the folder of the metadata.
-        folder = Path(str(distribution._path))
-        if folder.suffix != _METADATA_SUFFIX or (metadata := named_metadata(distribution)) is None:
-            return None
-        record = folder / RECORD
-        return Installed(
-            name=str(metadata["Name"]),
-            version=metadata["Version"],
-            record=record,
-            libraries={
-                path_of(row, folder.parent): RecordLine(*(*row[1:3], "", "")[:2])
-                for row in read_rows(record)
-                if row and is_code(row[0])
-            },
-        )
+
+def read_installed(distribution: Distribution) -> Installed | None:
+    """A distribution with what its RECORD says; None if its metadata are damaged, or of an egg."""
+    # No public attribute has the folder of the metadata.
+    folder = Path(str(distribution._path))
+    if folder.suffix != _METADATA_SUFFIX or (metadata := named_metadata(distribution)) is None:
+        return None
+    record, lines = folder / RECORD, dict[str, RecordLine]()
+    with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error):
+        lines = code_lines(read_regular(record).decode("utf-8"))
+    return Installed(
+        name=str(metadata["Name"]),
+        version=metadata["Version"],
+        record=record,
+        libraries={
+            os.path.normpath(os.path.join(folder.parent, name)): line
+            for name, line in lines.items()
+        },
+    )
 
 
-class Places:
-    """Finds the distribution that a file belongs to."""
-
-    def __init__(self) -> None:
-        self._owners: dict[Path, dict[str, Installed]] = {}
-
-    def of(self, path: str) -> Place:
-        """Site and distribution of a real path.
-
-        A wheel may install libraries outside of its site, such as ``lib`` of a virtual
-        environment. Such a file is looked up in the sites of this interpreter, too.
-        """
-        site = find_site(Path(path))
-        below = path if site is None else Path(path).relative_to(site).as_posix()
-        sites = [] if site is None else [site]
-        if site is None or site.name not in SITE_NAMES:
-            sites += (Path(os.path.realpath(p)) for p in sys.path)
-        for folder in sites:
-            if (owner := self._owners_in(folder).get(path)) is not None:
-                return Place(below, owner.name, owner.version)
-        return Place(below)
-
-    def from_folder(self, path: str, folder: Path) -> Place:
-        """The same; a library of no site that lies below a folder has its path from there."""
-        place, root = self.of(path), Path(os.path.realpath(folder))
-        if not Path(place.path).is_relative_to(root):
-            return place
-        return replace(place, path=Path(place.path).relative_to(root).as_posix())
-
-    def _owners_in(self, site: Path) -> dict[str, Installed]:
-        if site not in self._owners:
-            installed = Site(site).installed if site.is_dir() else ()
-            self._owners[site] = {path: one for one in installed for path in one.libraries}
-            self._owners[site] |= {str(site / name_of_files(one.name)): one for one in installed}
-        return self._owners[site]
+def find_code_distributions(folders: Iterable[str]) -> Iterator[Installed]:
+    """Yield the distributions in some folders, such as ``sys.path``, with files of GPU code."""
+    for folder in dict.fromkeys(os.path.realpath(folder) for folder in folders if folder):
+        for record in sorted(Path(folder).glob(f"*{_METADATA_SUFFIX}/{RECORD}")):
+            with contextlib.suppress(OSError):
+                data = read_regular(record)
+                # Most distributions have none, and reading CSV takes most of the time.
+                has_any = any(suffix.encode() in data for suffix in CODE_SUFFIXES)
+                found = read_installed(Distribution(record.parent)) if has_any else None
+                if found is not None and found.version is not None and found.code_files:
+                    yield found
 
 
 def is_installed(path: str) -> bool:
@@ -212,123 +204,3 @@ def find_site(path: Path, known: Collection[Path] = ()) -> Path | None:
 def find_prefix(path: Path) -> Path | None:
     """The conda environment that a path lies below; None if there is none."""
     return next((folder for folder in path.parents if (folder / CONDA_META).is_dir()), None)
-
-
-# ---- A project's own libraries ----
-
-_DIRECT_URL = "direct_url.json"
-
-
-class OwnLibraries:
-    """Tells the project's own libraries from installed ones.
-
-    Args:
-        roots: folders of the project.
-    """
-
-    def __init__(self, roots: Iterable[str]) -> None:
-        self._places = Places()
-        self._names: set[str] = set()
-        self._folders = [Path(os.path.realpath(root)) for root in roots if root]
-        for distribution in find_distributions():
-            folder = _editable_folder(distribution)
-            if folder is not None and has_name(distribution):
-                self._folders.append(folder)
-                self._names.add(normalized(distribution.metadata["Name"]))
-
-    def __contains__(self, path: str) -> bool:
-        """Whether the library of a real path is the project's own."""
-        # A virtual environment often lies in the project's folder.
-        if find_site(Path(path)) is None:
-            return any(Path(path).is_relative_to(folder) for folder in self._folders)
-        name = self._places.of(path).distribution if self._names else None
-        return name is not None and normalized(name) in self._names
-
-
-def _editable_folder(distribution: importlib.metadata.Distribution) -> Path | None:
-    """The project's folder of an editable install; None for any other.
-
-    Source: "Recording the Direct URL Origin of installed distributions" of packaging.python.org.
-    """
-    text = distribution.read_text(_DIRECT_URL)
-    if text is None:
-        return None
-    try:
-        origin = json.loads(text)
-        is_editable = origin["dir_info"]["editable"] is True
-        return (
-            Path(os.path.realpath(unquote(urlparse(origin["url"]).path))) if is_editable else None
-        )
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-# ---- Files that are GPU code by their names ----
-
-_MARKS = tuple(suffix.encode() for suffix in CODE_SUFFIXES)
-
-
-@dataclass(frozen=True, slots=True)
-class CodeDistribution:
-    """A distribution that has such files.
-
-    Attributes:
-        site: real path of the folder that it is installed in.
-        rows: what RECORD says of each file, by path below the site.
-    """
-
-    name: str
-    version: str
-    site: Path
-    rows: Mapping[str, RecordLine]
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the rows, which two installations of the same wheel share."""
-        return digest_of_rows(self.rows)
-
-    def map(self) -> LibraryMap:
-        """The files as one library."""
-        sizes = {name: int(row.size) for name, row in self.rows.items()}
-        return map_files(str(self.site), self.name, self.digest, sizes)
-
-
-def digest_of_rows(rows: Mapping[str, RecordLine]) -> str:
-    """SHA-256 of what RECORD says of the files."""
-    digest = hashlib.sha256()
-    for path, (hashed, size) in sorted(rows.items()):
-        digest.update(f"{path}\0{hashed}\0{size}\n".encode())
-    return digest.hexdigest()
-
-
-def find_code_distributions(folders: Iterable[str]) -> Iterator[CodeDistribution]:
-    """Yield the distributions in some folders, such as ``sys.path``, that have such files."""
-    for folder in dict.fromkeys(os.path.realpath(folder) for folder in folders if folder):
-        for record in sorted(Path(folder).glob(f"*.dist-info/{RECORD}")):
-            with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error):
-                data = read_regular(record)
-                # Most distributions have none, and reading CSV takes most of the time.
-                has_any = any(mark in data for mark in _MARKS)
-                rows = dict(code_rows(data.decode("utf-8"))) if has_any else {}
-                metadata = named_metadata(Distribution(record.parent)) if rows else None
-                if metadata is not None and (version := metadata["Version"]) is not None:
-                    yield CodeDistribution(str(metadata["Name"]), version, Path(folder), rows)
-
-
-def code_rows(text: str) -> Iterator[tuple[str, RecordLine]]:
-    """The rows of a RECORD that are about such files, by path below the site.
-
-    Raises:
-        csv.Error: it is not CSV.
-    """
-    for _, row in iter_rows(text):
-        if (
-            len(row) >= 3
-            and row[0].endswith(CODE_SUFFIXES)
-            and row[1]
-            and row[2].isdecimal()
-            and int(row[2])
-        ):
-            path = os.path.normpath(row[0])
-            if not path.startswith("..") and not os.path.isabs(path):  # noqa: PTH117
-                yield path, RecordLine(row[1], row[2])

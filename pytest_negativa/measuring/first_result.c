@@ -24,8 +24,6 @@
 #include <link.h>
 #include <stdatomic.h>
 
-#define EXPORT __attribute__((visibility("default")))
-
 typedef uintptr_t Word;
 
 /* By what they say: that there is something to wait for, or that it is done; or they look up

@@ -36,7 +36,7 @@ class WatchedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         distribution, version: what installed them.
         site: real path of the folder of the distribution.
-        digest: of all their rows in RECORD, see ``installed.sites``.
+        digest: of all their rows in RECORD, see ``installed.record``.
         files: those that were there: the digest field in RECORD and the size in bytes.
         opened: those that some process opened.
         unseen: why others may have been opened, too; None if not.

@@ -68,15 +68,18 @@ CODE_SUFFIXES = (".cubin", ".fatbin", ".ptx")
 _LOADED = frozenset({FileKind.CUBIN, FileKind.FATBIN, FileKind.PTX})
 
 # spare/note.py
-_SPARE = re.compile(r"\.[0-9a-f]{16}\.spare$")
+_SPARE = re.compile(r"(.+)\.[0-9a-f]{16}\.spare", re.DOTALL)
+
+
+def library_of_spare(name: str) -> str | None:
+    """The name of the library that a spare has parts of; None for the name of another file."""
+    found = _SPARE.fullmatch(name)
+    return found and found[1]
 
 
 def is_spare(name: str) -> bool:
-    """Whether a file of this name has parts of a library that was slimmed with a spare.
-
-    Spares begin like libraries, and have their tables.
-    """
-    return _SPARE.search(name) is not None
+    """Whether a file of this name is a spare, which begins like a library, and has its tables."""
+    return library_of_spare(name) is not None
 
 
 HEAD_SIZE = 4096

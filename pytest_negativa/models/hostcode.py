@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pytest_negativa.models.base import NonNegative, Record, Versioned
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.spans import Span, size
 
 HOST_USAGE_VERSION = 3
@@ -40,6 +41,11 @@ class FileKey(NamedTuple):
     inode: int
     size: int
     mtime_ns: int
+
+    @classmethod
+    def of(cls, path: str, state: FileState) -> FileKey:
+        """The key of a file in a state."""
+        return cls(path, state.device, state.inode, state.size, state.mtime_ns)
 
 
 class HostFile(Record, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ PLAN_VERSION = 2
 
 
 class KeepReason(str, enum.Enum):
-    """Why bytes are not touched. The order is that in which the reasons are tried."""
+    """Why bytes are not touched; ``planning.decide`` has the order in which reasons are tried."""
 
     INCOMPLETE = "incomplete"  # more may have been used than is known
     CHANGED = "changed"  # the library is not the one that was traced

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from pytest_negativa.models.base import NonNegative, Record, Versioned
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.spans import MovedSpan, Span, size
 
@@ -19,27 +18,6 @@ MANIFEST_VERSION = 7
 """Of the manifest in the folder of copies. History: 7 has recipes within copies; 6 has no ``boot``;
 5 has each copy as a reconstruction has it; 4 has nothing spared; 3 has the places of kept bytes in
 compacted copies; 2 has what was spared, and which code."""
-
-
-class FileState(Record, frozen=True, kw_only=True):
-    """What changes when somebody writes to a file, as long as the system isn't restarted."""
-
-    size: NonNegative
-    mtime_ns: int
-    ctime_ns: int
-    inode: int
-    device: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> FileState:
-        """The state that ``os.stat`` tells."""
-        return cls(
-            size=status.st_size,
-            mtime_ns=status.st_mtime_ns,
-            ctime_ns=status.st_ctime_ns,
-            inode=status.st_ino,
-            device=status.st_dev,
-        )
 
 
 class RepackedCubin(Record, frozen=True, kw_only=True):

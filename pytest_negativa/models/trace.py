@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 
 from pytest_negativa.models.base import Line, NonNegative, Record, Row, Versioned
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.spans import Span
 
 TRACE_VERSION = 1
@@ -148,10 +149,6 @@ class DataKind(str, enum.Enum):
     UNIFIED_FUNCTION = "unified-function"
 
 
-TracedState = tuple[int | None, int | None, int | None, int | None, int | None]
-"""Of a file: device, inode, size in bytes, modification and change time in ns."""
-
-
 class TracedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     """A file that was mapped into a process, or that the driver was told to load.
 
@@ -179,9 +176,10 @@ class TracedLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     sha256: str | None = None
 
     @property
-    def state(self) -> TracedState:
-        """What a write to the file, or another file at its path, changes."""
-        return self.device, self.inode, self.size, self.mtime_ns, self.ctime_ns
+    def state(self) -> FileState | None:
+        """The state of the file; None if not all of it is known."""
+        known = {name: getattr(self, name) for name in FileState.__struct_fields__}
+        return None if None in known.values() else FileState(**known)
 
 
 class Device(Record, frozen=True, kw_only=True, omit_defaults=True):

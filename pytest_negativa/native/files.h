@@ -18,6 +18,9 @@
 #include <time.h>
 #include <unistd.h>
 
+/* For others: all else in these libraries is hidden. */
+#define EXPORT __attribute__((visibility("default")))
+
 static inline int open_file(const char *path, int flags, int mode) {
     return (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_CLOEXEC, mode);
 }
@@ -95,18 +98,28 @@ static inline bool is_named(const char *path, const char *start) {
     return strncmp(name, start, strlen(start)) == 0;
 }
 
+static inline int64_t nanoseconds(int64_t seconds, int64_t rest) {
+    return seconds * 1000000000 + rest;
+}
+
 static inline uint64_t clock_ns(clockid_t clock) {
     struct timespec now = {0};
     clock_gettime(clock, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+    return (uint64_t)nanoseconds(now.tv_sec, now.tv_nsec);
+}
+
+/* By chance; without the kernel's, by the time and where the stack is. */
+static inline uint64_t random_number(void) {
+    uint64_t number;
+    if (getrandom(&number, sizeof number, GRND_NONBLOCK) != sizeof number)
+        number = clock_ns(CLOCK_REALTIME) ^ (uintptr_t)&number;
+    return number;
 }
 
 /* Writes a path that no other process gives a file: pid, time, a random number. False: it has no
  * room. */
 static inline bool name_log(char *path, size_t room, const char *folder, pid_t pid,
                             uint64_t started, const char *suffix) {
-    uint64_t salt = 0;
-    if (getrandom(&salt, sizeof salt, GRND_NONBLOCK) != sizeof salt) salt = (uintptr_t)&salt;
     size_t length = strlen(folder);
     if (folder[0] != '/' || length + 80 > room) return false;
     memcpy(path, folder, length);
@@ -116,6 +129,6 @@ static inline bool name_log(char *path, size_t room, const char *folder, pid_t p
     *end++ = '.';
     end = put_digits(end, started);
     *end++ = '.';
-    strcpy(put_digits(end, salt), suffix);
+    strcpy(put_digits(end, random_number()), suffix);
     return true;
 }

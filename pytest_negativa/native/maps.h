@@ -4,6 +4,14 @@
 #include "files.h"
 
 #include <limits.h>
+#include <link.h>
+#include <sys/auxv.h>
+
+/* Whether what the loader shows an auditor is a library: the program itself has no name, and the
+ * kernel's vdso no file. */
+static inline bool is_library(const struct link_map *map) {
+    return map->l_name != NULL && map->l_name[0] != 0 && map->l_addr != getauxval(AT_SYSINFO_EHDR);
+}
 
 typedef struct {
     uint64_t major, minor, inode;
@@ -27,24 +35,26 @@ static inline bool parse_number(const char **text, unsigned base, char end, uint
 }
 
 typedef struct {
+    uint64_t start, end, offset;
     FileId id; /* as the kernel's mapping has it: of a layer of an overlay file system, say */
-    const char *path;
+    char *path;
+    bool has_code;
 } Mapping;
 
-static inline bool parse_mapping(const char *text, uintptr_t address, Mapping *mapping) {
-    uint64_t start, end, offset;
-    if (!parse_number(&text, 16, '-', &start) || !parse_number(&text, 16, ' ', &end) ||
-        address < start || address >= end)
+/* A line of /proc/PID/maps, without its end. */
+static inline bool parse_mapping(char *line, Mapping *mapping) {
+    const char *text = line;
+    if (!parse_number(&text, 16, '-', &mapping->start) ||
+        !parse_number(&text, 16, ' ', &mapping->end) || strnlen(text, 5) < 5)
         return false;
-    text = strchr(text, ' '); /* permissions */
-    if (text == NULL) return false;
-    text++;
-    if (!parse_number(&text, 16, ' ', &offset) ||
+    mapping->has_code = text[2] == 'x';
+    text += 5;
+    if (!parse_number(&text, 16, ' ', &mapping->offset) ||
         !parse_number(&text, 16, ':', &mapping->id.major) ||
         !parse_number(&text, 16, ' ', &mapping->id.minor) ||
         !parse_number(&text, 10, ' ', &mapping->id.inode))
         return false;
-    mapping->path = text + strspn(text, " ");
+    mapping->path = line + (text - line) + strspn(text, " ");
     return true;
 }
 
@@ -65,7 +75,8 @@ static inline bool find_mapping(uintptr_t address, Mapping *mapping) {
         char *text = data, *newline;
         while (!found && (newline = strchr(text, '\n')) != NULL) {
             *newline = 0;
-            found = parse_mapping(text, address, mapping);
+            found =
+                parse_mapping(text, mapping) && mapping->start <= address && address < mapping->end;
             text = newline + 1;
         }
         if (!found) {

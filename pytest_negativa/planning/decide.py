@@ -189,7 +189,7 @@ class _Planner:
         self._touched = frozenset(self._touched_blocks() if located.touched else ())
         # Bytes of unused code in each cubin that stays whole, by the reason.
         self._left_whole: defaultdict[str, list[int]] = defaultdict(list)
-        # In the order of ``KeepReason``: the first rule that keeps a block gives the reason. A rule
+        # In the order of the rows: the first rule that keeps a block gives the reason. A rule
         # without data keeps no block and is left out: a library may have 200,000 of them.
         rules: tuple[tuple[KeepReason, object, _Rule], ...] = (
             (KeepReason.UNMATCHED, self._unexplained, self._unmatched),

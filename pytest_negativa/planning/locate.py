@@ -125,9 +125,9 @@ class Contents:
 
     def _with_digest(self, traced: TracedLibrary) -> TracedLibrary:
         present = self._present.get(traced.path)
-        if traced.sha256 is None and present is not None and present.state == traced.state:
-            return replace(traced, sha256=present.sha256)
-        return traced
+        if traced.sha256 is not None or present is None or traced.state is None:
+            return traced
+        return replace(traced, sha256=present.sha256) if present.state == traced.state else traced
 
     def _is_same(self, traced: TracedLibrary, library: TracedLibrary) -> bool | None:
         """Whether a file of the run had the content of a library; None if it isn't known."""

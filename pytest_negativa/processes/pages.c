@@ -32,9 +32,7 @@
 #include "../native/maps.h"
 
 #include <stdlib.h>
-#include <sys/auxv.h>
 
-#define EXPORT __attribute__((visibility("default")))
 #ifndef MAX_PARTS             /* mappings that touched pages may add to the process's own */
 #define MAX_PARTS (65530 / 2) /* sysctl vm.max_map_count has 65,530 */
 #endif
@@ -166,14 +164,11 @@ enum { PROGRAM = 1 }; /* a cookie; a library's is its address */
 EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
     static bool disabled, begun;
     *cookie = 0;
-    /* The program itself has no name, and the kernel's vdso no file. */
     if (namespace == LM_ID_BASE && map->l_prev == NULL) *cookie = PROGRAM;
     /* What comes before the program are later auditors, each with a libc of its own: functions of
      * theirs in the place of the program's would set another errno. */
     begun |= *cookie == PROGRAM;
-    if (!begun || map->l_name == NULL || map->l_name[0] == 0 ||
-        map->l_addr == getauxval(AT_SYSINFO_EHDR) || is_named(map->l_name, "ld-linux"))
-        return 0;
+    if (!begun || !is_library(map) || is_named(map->l_name, "ld-linux")) return 0;
     if (is_named(map->l_name, "libc.so.")) {
         disabled =
             !WRAP(map, faults_wrappers) || !WRAP(map, wrappers) || !WRAP(map, process_wrappers);

@@ -27,14 +27,11 @@
 #include "../native/maps.h"
 
 #include <limits.h>
-#include <link.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/auxv.h>
 #include <sys/uio.h>
-
-#define EXPORT __attribute__((visibility("default")))
 
 static const char TABLE_HEAD[] = "negativa-redirect 1\t";
 static const char LOG_HEAD[] = "negativa-redirect-log 1";
@@ -454,8 +451,7 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
     (void)namespace;
     (void)cookie;
     int saved = errno;
-    /* The program itself has no name, and the kernel's vdso no file. */
-    if (map->l_name != NULL && map->l_name[0] != 0 && map->l_addr != getauxval(AT_SYSINFO_EHDR)) {
+    if (is_library(map)) {
         look(map);
         rename_copy(map);
     }

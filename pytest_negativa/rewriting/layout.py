@@ -22,8 +22,8 @@ from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError, refusing
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.library import LibraryIdentity
-from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.spans import MovedSpan, Span, around, intersection, minus, union
 from pytest_negativa.storage.atomic import NewFile
 

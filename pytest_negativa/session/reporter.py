@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pytest_negativa.models.code_files import WatchedFiles
     from pytest_negativa.models.library import Element, LibraryMap
     from pytest_negativa.planning.decide import KeepElement
-    from pytest_negativa.processes.file_users import CodeFileWatch
+    from pytest_negativa.processes.open_watch import CodeFileWatch
     from pytest_negativa.session.page_trace import PageTrace
     from pytest_negativa.session.traced_process import TracedProcess
 

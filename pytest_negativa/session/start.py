@@ -23,7 +23,7 @@ from pytest_negativa.models.environment import ROUND_VARIABLE, SESSION_VARIABLE
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Context, Header, Phase, Role
-from pytest_negativa.processes.file_users import CodeFileWatch
+from pytest_negativa.processes.open_watch import CodeFileWatch
 from pytest_negativa.processes.programs import end_with
 from pytest_negativa.session import tracing_end
 from pytest_negativa.session.child_ends import ChildEnds

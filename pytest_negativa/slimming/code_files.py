@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from pytest_negativa.errors import NegativaError, ReconstructError, refusing
 from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.installed.sites import SITE_NAMES, find_code_distributions
+from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import (
     CODE_SUFFIXES,
     is_loadable,
@@ -189,14 +189,14 @@ def packages_by_lock(
     """
     if tree.partial:
         return
-    found = find_code_distributions(str(site.folder) for site in tree.sites)
     wanted = normalized(locked.distribution or "")
+    found = (one for site in tree.sites for one in site.installed if one.code_files)
     named = [one for one in found if normalized(one.name) == wanted]
-    same = [one for one in named if one.digest == locked.sha256]
+    same = [one for one in named if one.code_digest == locked.sha256]
     kept = {str(code.detail) for code in locked.kept}
     for one in same:
         # The names in the lock of the files here.
-        names = {os.path.relpath(one.site / name, tree.root): name for name in one.rows}
+        names = {os.path.relpath(one.site / name, tree.root): name for name in one.code_files}
         package = Package(f"{one.name} {one.version}", source)
         away = manifest.removed.keys() & {name for name in names if tree.group_of(name) is None}
         package.gone = {name: manifest.removed[name] for name in away}
@@ -209,11 +209,12 @@ def packages_by_lock(
             is_kept = is_kept or head is None or not is_loadable(head)
             (package.kept if is_kept else package.unused).append(group)
         checked = package.unused if options.spare is None else ()
+        lines = one.code_files
         changed = {
             group: None
             for group, sha256 in tree.digests(checked, options.jobs).items()
             if sha256 is None
-            or {one.rows[names[name]].digest for name in group.names} != {record_digest(sha256)}
+            or {lines[names[name]].digest for name in group.names} != {record_digest(sha256)}
         }
         if changed:
             package.unused = [group for group in package.unused if group not in changed]

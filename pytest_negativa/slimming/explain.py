@@ -28,6 +28,7 @@ from pytest_negativa.reporting.units import and_more, format_items
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.spares import is_moved, note_of, problem_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan_folder
+from pytest_negativa.tracing.mappings import parse_maps
 
 _WORDS = re.compile(r"""[^\s/'":,;()]+""")
 _MAPPINGS = Path("/proc/self/maps")
@@ -106,8 +107,7 @@ def slimmed_in(folders: Iterable[Path]) -> tuple[Loss, ...]:
 
 def loaded_slimmed() -> tuple[Loss, ...]:
     """Find the slimmed libraries that this process has loaded."""
-    maps = _MAPPINGS.read_text(errors="surrogateescape").splitlines()
-    loaded = {line.split(maxsplit=5)[5] for line in maps if line.count("/")}
+    loaded = {one.file.path for one in parse_maps(_MAPPINGS.read_bytes())}
     manifests = []
     for root in _with_manifest({folder for path in loaded for folder in Path(path).parents}):
         # "negativa slim check" reports a damaged manifest.

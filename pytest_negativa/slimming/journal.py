@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.installed.record import RecordLine, record_digest
-from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
 from pytest_negativa.rewriting.layout import state_at
 from pytest_negativa.slimming.atomic_replacement import look

@@ -38,7 +38,7 @@ from pytest_negativa.images.archives import (
     CONDA_FILES,
     ENCRYPTED,
     File,
-    Part,
+    SourceStream,
     clean_name,
     damage,
     iter_archive,
@@ -48,7 +48,7 @@ from pytest_negativa.images.archives import (
 from pytest_negativa.images.overlay import HardLink
 from pytest_negativa.installed.record import RECORD, record_digest
 from pytest_negativa.models.base import UNDECODABLE
-from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.request import OnProgress, SlimReport, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees
@@ -298,7 +298,7 @@ def _pack_conda(
     _update_lists(folder, states, listed)
     if not zipfile.is_zipfile(source.path):
         with bz2.open(file, "wb") as packed:
-            _pack_tar(Part(source), source.path, packed, folder, notice)
+            _pack_tar(SourceStream(source), source.path, packed, folder, notice)
         return
     with open_zip(source) as old, zipfile.ZipFile(file, "w") as new:
         for info in old.infolist():
@@ -333,7 +333,9 @@ def _update_lists(folder: Path, states: Mapping[str, FileState], listed: dict[st
         names.write_text("".join(f"{line}\n" for line in kept))
 
 
-def _pack_tar(part: IO[bytes] | Part, label: str, new: Any, folder: Path, notice: bytes) -> None:
+def _pack_tar(
+    part: IO[bytes] | SourceStream, label: str, new: Any, folder: Path, notice: bytes
+) -> None:
     """Pack the files of a folder that are in an old tar archive, with their attributes."""
     with tarfile.open(fileobj=new, mode="w|") as packed:
         for info in iter_headers(part, label):

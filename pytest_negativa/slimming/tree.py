@@ -19,7 +19,8 @@ from pytest_negativa.gpucode.elf_tables import ELF_MAGIC, ET_DYN
 from pytest_negativa.gpucode.library import has_gpu_code
 from pytest_negativa.gpucode.slimmed import has_marker
 from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
-from pytest_negativa.installed.record import CONDA_META, RECORD
+from pytest_negativa.installed.conda import CONDA_META
+from pytest_negativa.installed.record import RECORD
 from pytest_negativa.installed.sites import (
     METADATA_SUFFIXES,
     Installed,
@@ -28,7 +29,7 @@ from pytest_negativa.installed.sites import (
     find_site,
 )
 from pytest_negativa.models.file_kinds import HEAD_SIZE
-from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
 from pytest_negativa.storage.records import utf8
 

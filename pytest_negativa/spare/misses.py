@@ -1,24 +1,12 @@
-"""Pages that came back to libraries with a spare; ``hostcode.page_logs`` reads and writes them.
-
-The pages of spares that a running process has are seen from outside: nothing is set up in it. The
-kernel maps up to 16 pages around a page that is touched, if they are in memory already
-(``fault_around_bytes``), so pages that nothing touched are among them. A page that left memory
-again is missing. Sources: proc_pid_maps(5), proc_pid_pagemap(5).
-"""
+"""Pages that came back to libraries with a spare; ``hostcode.page_logs`` reads and writes them."""
 
 from __future__ import annotations
 
-import array
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
-from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.models.spans import PAGE_SIZE, Span, union
-from pytest_negativa.spare.note import last_trailer
 
 
 class Miss(NamedTuple):
@@ -74,52 +62,3 @@ class Misses:
             dict(sorted(pages.items())),
             unwatched=self.unwatched or other.unwatched,
         )
-
-
-# ---- Those of a running process ----
-
-_SPARE = re.compile(r"(.+)\.[0-9a-f]{16}\.spare")
-_DELETED = " (deleted)"
-# Bits 62 and 63: the page is swapped, or in memory.
-_MAPPED = 3 << 62
-
-
-def pages_of_process(pid: int) -> list[Misses]:
-    """The pages of spares that a process has, by library.
-
-    Raises:
-        StoreError: the process is gone, or is another user's.
-        FormatError: a spare is gone, or is damaged.
-    """
-    process = Path("/proc", str(pid))
-    found: dict[str, dict[int, Miss]] = {}
-    try:
-        # Spares are named as the process sees them, which may be in a container.
-        with (process / "pagemap").open("rb", buffering=0) as pagemap:
-            for line in os.fsdecode((process / "maps").read_bytes()).splitlines():
-                addresses, protection, offset, _, _, *path = line.split(maxsplit=5)
-                if not path or _SPARE.fullmatch(path[0].removesuffix(_DELETED)) is None:
-                    continue
-                start, end = (int(word, 16) for word in addresses.split("-"))
-                words = array.array("Q")
-                place = start // PAGE_SIZE * words.itemsize
-                size = (end - start) // PAGE_SIZE * words.itemsize
-                words.frombytes(os.pread(pagemap.fileno(), size, place))
-                first = int(offset, 16) // PAGE_SIZE
-                pages = found.setdefault(path[0], {})
-                for page, word in enumerate(words, first):
-                    if word & _MAPPED:
-                        pages[page] = Miss(1, page * PAGE_SIZE, fetched="x" in protection)
-    except OSError as e:
-        raise StoreError(f"process {pid}: its pages cannot be read: {e.strerror}") from e
-    return [_of_spare(process, path, pages) for path, pages in sorted(found.items())]
-
-
-def _of_spare(process: Path, path: str, pages: dict[int, Miss]) -> Misses:
-    """Name the library of a spare."""
-    name = _SPARE.fullmatch(path)
-    if name is None:
-        raise FormatError(path, None, "was deleted, so its library is unknown")
-    trailer = last_trailer(Path(f"{process}/root{path}"))
-    pages = {page: pages[page] for page in sorted(pages)}
-    return Misses(name[1].rpartition("/")[2], trailer.original, trailer.original_size, pages)

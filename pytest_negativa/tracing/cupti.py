@@ -20,7 +20,7 @@ from typing import Any
 
 from pytest_negativa.devices import driver_initialised
 from pytest_negativa.models.settings import TraceLevel
-from pytest_negativa.models.trace import Context
+from pytest_negativa.models.trace import Context, ImageForm
 from pytest_negativa.storage.system import ProcessMemory
 from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.detector import TraceError, TracerBusy, TracerUnavailable
@@ -30,15 +30,15 @@ from pytest_negativa.tracing.drivercalls import (
     Action,
     DriverCall,
 )
-from pytest_negativa.tracing.kineto import before_first_profile
-from pytest_negativa.tracing.launches import LaunchCounter, Ranges
-from pytest_negativa.tracing.mappings import (
+from pytest_negativa.tracing.images import (
     UNKNOWN_IMAGE,
     FoundImage,
     ImageResolver,
-    Mappings,
     identify_file_image,
 )
+from pytest_negativa.tracing.kineto import before_first_profile
+from pytest_negativa.tracing.launches import LaunchCounter, Ranges
+from pytest_negativa.tracing.mappings import Mappings
 from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.trace_files import TraceWriter
 
@@ -362,7 +362,7 @@ class CuptiDetector:
         output = self._pointee(_slot(slots, call.subject))
         size = self._pointee(_slot(slots, call.handle))
         if output and size:
-            image = self._images.resolve_output(output, size)
+            image = self._images.hashed(ImageForm.LINKED, output, size)
             self._recorder.loaded(call.name, None, image)
 
     _ACTIONS = {  # noqa: RUF012

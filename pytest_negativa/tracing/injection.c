@@ -86,10 +86,8 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
         snprintf(last_error, sizeof last_error, "no memory is left");
         return false;
     }
-    unsigned salt;
-    if (getrandom(&salt, sizeof salt, GRND_NONBLOCK) != sizeof salt) salt = (unsigned)now_ns();
     int length = snprintf(trace_path, sizeof trace_path, "%s/%s.%d.%08x.jsonl", folder, run_id,
-                          (int)getpid(), salt);
+                          (int)getpid(), (unsigned)random_number());
     if (length < 0 || (size_t)length >= sizeof trace_path) {
         snprintf(last_error, sizeof last_error, "the path of its trace is too long");
         return false;

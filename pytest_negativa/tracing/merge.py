@@ -50,7 +50,7 @@ from pytest_negativa.models.trace import (
 )
 from pytest_negativa.storage.results import load_digests, save_digests
 from pytest_negativa.storage.runs import Run, holds_samples
-from pytest_negativa.tracing.mappings import hash_library
+from pytest_negativa.tracing.libraries import hash_library
 from pytest_negativa.tracing.trace_files import TraceReader
 
 # How older traces, and those of children, report a library without an identity.

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pytest_negativa.devices import DriverFacts
+from pytest_negativa.models.base import Line
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.trace import (
     EAGER_LOADING,
     Context,
@@ -31,22 +33,14 @@ from pytest_negativa.models.trace import (
     Phase,
     RefusalRecord,
     TracedLibrary,
-    TracedState,
     WarningRecord,
 )
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.children import OUTER_LACKS, tell_lack
+from pytest_negativa.tracing.images import UNKNOWN_IMAGE, FoundImage
 from pytest_negativa.tracing.launches import KernelLaunches
-from pytest_negativa.tracing.mappings import (
-    UNKNOWN_IMAGE,
-    FoundImage,
-    MappedFile,
-    MappedPlace,
-    Mappings,
-    identify_library,
-    split_deleted,
-    state_of,
-)
+from pytest_negativa.tracing.libraries import identify_library, split_deleted, state_of
+from pytest_negativa.tracing.mappings import MappedFile, MappedPlace, Mappings
 from pytest_negativa.tracing.trace_files import TraceWriter
 
 
@@ -60,7 +54,7 @@ class Recorder:
         self._context = Context(phase=Phase.IMPORT)
         self._contexts: dict[Context, int] = {}
         # By path and state: a file that changes is another library.
-        self._libraries: dict[tuple[str, TracedState | None], int] = {}
+        self._libraries: dict[tuple[str, FileState | None], int] = {}
         # What the loader has mapped, as of the last look at all of it.
         self._loaded: dict[MappedFile, int] = {}
         # By path and the inode of the mapping.
@@ -68,7 +62,6 @@ class Recorder:
         self._images: dict[object, int] = {}
         self._image_of_handle: dict[int, int] = {}
         self._seen: set[tuple[object, ...]] = set()
-        self._warned: set[tuple[str, str]] = set()
         self._devices_known = False
         self._gap = 0
         # Sessions of which a test started this one don't see what this one uses.
@@ -117,7 +110,7 @@ class Recorder:
             library = TracedLibrary(path=path) if state is None else identify_library(path)
             self._writer.write(LibraryRecord(id=new, library=library))
             # It may have changed since its state was read.
-            state = None if library.size is None else library.state
+            state = library.state
             known = self._libraries.setdefault((path, state), new)
         self._seen_files[seen] = known
         return known
@@ -180,21 +173,20 @@ class Recorder:
     def kernel(self, call: str, handle: int, name: bytes) -> None:
         """A kernel was looked up by its mangled name."""
         image = self._image(call, handle)
-        key = (image, name)
-        if key in self._seen:
-            return
-        self._writer.write(KernelRecord(image=image, name=_text(name), context=self._context_id()))
-        self._seen.add(key)
+        self._write_once(
+            (image, name),
+            lambda: KernelRecord(image=image, name=_text(name), context=self._context_id()),
+        )
 
     def data(self, call: str, handle: int, name: bytes, kind: DataKind) -> None:
         """A variable, texture or surface was looked up by its name."""
         image = self._image(call, handle)
-        key = (image, name, kind)
-        if key not in self._seen:
-            self._writer.write(
-                DataRecord(image=image, name=_text(name), kind=kind, context=self._context_id())
-            )
-            self._seen.add(key)
+        self._write_once(
+            (image, name, kind),
+            lambda: DataRecord(
+                image=image, name=_text(name), kind=kind, context=self._context_id()
+            ),
+        )
 
     def enumerated(self, call: str, handle: int) -> None:
         """The program enumerated the kernels of an image."""
@@ -202,12 +194,10 @@ class Recorder:
 
     def whole_image_used(self, call: str, image: int) -> None:
         """Any kernel of an image may be used."""
-        key = (image, call, "enumeration")
-        if key not in self._seen:
-            self._writer.write(
-                EnumerationRecord(image=image, call=call, context=self._context_id())
-            )
-            self._seen.add(key)
+        self._write_once(
+            (image, call, "enumeration"),
+            lambda: EnumerationRecord(image=image, call=call, context=self._context_id()),
+        )
 
     def refused(
         self,
@@ -226,19 +216,23 @@ class Recorder:
             name: of the symbol that it was to look up.
         """
         image = None if handle is None else self._image_of_handle.get(handle)
-        key = (image, call, place, name)
+        self._write_once(
+            (image, call, place, name),
+            lambda: RefusalRecord(
+                call=call,
+                code=code,
+                context=self._context_id(),
+                image=image,
+                library=None if place is None else self.library(place.file),
+                offset=None if place is None else place.offset,
+                name=None if name is None else _text(name),
+            ),
+        )
+
+    def _write_once(self, key: tuple[object, ...], record: Callable[[], Line]) -> None:
+        # Known once it is written: see ``_context_id``.
         if key not in self._seen:
-            self._writer.write(
-                RefusalRecord(
-                    call=call,
-                    code=code,
-                    context=self._context_id(),
-                    image=image,
-                    library=None if place is None else self.library(place.file),
-                    offset=None if place is None else place.offset,
-                    name=None if name is None else _text(name),
-                )
-            )
+            self._writer.write(record())
             self._seen.add(key)
 
     def launches(self, counted: Iterable[KernelLaunches]) -> None:
@@ -271,10 +265,9 @@ class Recorder:
 
     def warn(self, code: str, text: str, *, incomplete: bool = False) -> None:
         """Note a warning, once; ``incomplete`` if the trace lacks something."""
-        key = (code, text)
-        if key not in self._warned:
-            self._warned.add(key)
-            self._writer.write(WarningRecord(code=code, text=text, incomplete=incomplete))
+        self._write_once(
+            (code, text), lambda: WarningRecord(code=code, text=text, incomplete=incomplete)
+        )
 
     def end(self) -> None:
         """Write the last record and close the file."""

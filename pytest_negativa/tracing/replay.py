@@ -37,7 +37,7 @@ from pytest_negativa.storage.results import load_digests
 from pytest_negativa.storage.runs import TRACE_SUFFIX, find_traces, run_at
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.detector import TraceError
-from pytest_negativa.tracing.mappings import identify_library
+from pytest_negativa.tracing.libraries import identify_library
 from pytest_negativa.tracing.trace_files import TraceReader, TraceWriter, read_trace
 
 _MAX_NAMED = 5

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 # What injection.c reads, and CUDA's own variable, which makes CUDA load it.
 _INJECTION = "CUDA_INJECTION64_PATH"
 _CHAINED = "NEGATIVA_CHAINED_INJECTION"
-_LEVEL = "NEGATIVA_LEVEL"
 ROOT_VARIABLE = "NEGATIVA_ROOT"
 SAMPLE = "NEGATIVA_SAMPLE"
 """One process in this many is traced, outside of any session, see ``tracing.command``."""
@@ -71,7 +70,7 @@ def child_environment(
         "NEGATIVA_RUN_ID": run.run_id,
         ROOT_VARIABLE: str(root),
         LACKS: lacks,
-        _LEVEL: level.value,
+        "NEGATIVA_LEVEL": level.value,
         # All processes, although this one may have the environment of a service.
         SAMPLE: "",
     }

@@ -196,8 +196,5 @@ def _copies_of(files: Iterable[HostFile], reconstruction: Reconstruction) -> Ite
     known = {one.sha256: one for one in files}
     for copy in reconstruction.libraries:
         if (file := known.get(copy.library.sha256 or "")) is not None:
-            state = copy.copy_state
-            own = FileKey(
-                os.path.realpath(copy.copy), state.device, state.inode, state.size, state.mtime_ns
-            )
+            own = FileKey.of(os.path.realpath(copy.copy), copy.copy_state)
             yield replace(file, file=own, original=copy.library.path)

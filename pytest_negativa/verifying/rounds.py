@@ -20,7 +20,7 @@ from pytest_negativa.errors import NegativaError, Stopped, refusing
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.round import Round, RoundKind
-from pytest_negativa.processes.file_users import Opens
+from pytest_negativa.processes.open_watch import Opens
 from pytest_negativa.processes.programs import ChildWatch, end_program
 from pytest_negativa.storage.handover import identify_process
 from pytest_negativa.storage.outcomes import (

@@ -22,9 +22,10 @@ from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import TracedLibrary, Usage
 from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary
-from pytest_negativa.processes.file_users import FileUser, Opens
+from pytest_negativa.processes.file_users import FileUser
+from pytest_negativa.processes.open_watch import Opens
 from pytest_negativa.reporting.units import format_items, format_names
-from pytest_negativa.tracing.mappings import hash_library
+from pytest_negativa.tracing.libraries import hash_library
 
 # No process loads a library from there, and some have very many files.
 _NOT_SEARCHED = frozenset({".git", "__pycache__", "node_modules"})

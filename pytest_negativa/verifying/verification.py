@@ -24,13 +24,11 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import NEEDS, NeededSpan, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep_needed_spans
-from pytest_negativa.processes.file_users import (
-    CopyWatch,
-    FileUser,
-    OpenWatch,
-    processes_with_driver,
-    wait_for_users,
-)
+from pytest_negativa.processes.file_users import FileUser
+from pytest_negativa.processes.file_users import processes_with_driver
+from pytest_negativa.processes.file_users import wait_for_users
+from pytest_negativa.processes.open_watch import CopyWatch
+from pytest_negativa.processes.open_watch import OpenWatch
 from pytest_negativa.processes.page_watch import watch_pages
 from pytest_negativa.processes.redirect import (
     make_table,
@@ -220,7 +218,7 @@ class Verification:
 
     def _judge_files(self) -> tuple[ProvedLibrary, ...]:
         folders = (str(Path(plan.library.path).parent) for plan in self.traced.files)
-        found = (one.map().library for one in find_code_distributions(folders))
+        found = (one.map_code_files().library for one in find_code_distributions(folders))
         installed = {(library.path, library.sha256 or "") for library in found}
         return tuple(judge_files(self.traced.files, [r.opens for r in self._rounds], installed))
 

@@ -14,7 +14,7 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.models.analysis import Analysis
 from pytest_negativa.models.trace import AnyTraceRecord, LibraryRecord
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.tracing.mappings import identify_library
+from pytest_negativa.tracing.libraries import identify_library
 from pytest_negativa.tracing.merge import hash_libraries, merge_traces
 from tests.support.analyses import region_starts, settings
 from tests.support.faults import PlantedFault

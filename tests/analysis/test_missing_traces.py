@@ -21,7 +21,7 @@ from pytest_negativa.models.trace import (
     Role,
     WarningRecord,
 )
-from pytest_negativa.tracing.mappings import identify_library
+from pytest_negativa.tracing.libraries import identify_library
 from pytest_negativa.tracing.merge import merge_traces
 from tests.support.analyses import settings
 from tests.support.faults import PlantedFault

@@ -148,7 +148,7 @@ def cubins(tmp_path: Path) -> LockedLibrary:
     [found] = find_code_distributions([str(tmp_path / "site")])
     sizes = dict.fromkeys(names, 10)
     opened = {"k/d.cubin": sizes.pop("k/d.cubin")}
-    plan = planned_files(sizes, opened, distribution="kit", digest=found.digest)
+    plan = planned_files(sizes, opened, distribution="kit", digest=found.code_digest)
     place = Place("kit (files)", "kit", "1.0")
     [files] = make_lock("run", [plan], None, lambda path: place, unproved=True).files
     return files

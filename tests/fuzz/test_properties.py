@@ -21,7 +21,8 @@ from pytest_negativa.arch import (
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.gpucode.payload import NameTable, PayloadError, unpack
+from pytest_negativa.gpucode.names import NameTable
+from pytest_negativa.gpucode.payload import PayloadError, unpack
 from pytest_negativa.gpucode.ptx import DIRECTIVE, find_declarations, parse_ptx
 from pytest_negativa.gpucode.scan import ALL_MAGICS, REGION_MAGICS
 from pytest_negativa.gpucode.search import Find, any_of, load_search, search_by

@@ -7,7 +7,8 @@ import struct
 import pytest
 
 from pytest_negativa.gpucode.cubin import parse_cubin
-from pytest_negativa.gpucode.payload import NameTable, PayloadError
+from pytest_negativa.gpucode.names import NameTable
+from pytest_negativa.gpucode.payload import PayloadError
 from pytest_negativa.gpucode.ptx import parse_ptx
 from tests.support.builders import (
     ADDRESS_TAKEN,

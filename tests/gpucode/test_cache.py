@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.cache import MapCache
@@ -202,7 +203,7 @@ class TestKey:
     def key(path: Path, cache: MapCache) -> str:
         with ByteSource(path) as source:
             # So that only content can make the difference.
-            source.stamp = (source.size, 0, 0, 0)
+            source.state = replace(source.state, mtime_ns=0, ctime_ns=0, inode=0)
             return cache.key(source, read_host_elf(source).build_id)
 
     def test_build_id_stands_for_the_content(self, library: Path, cache: MapCache) -> None:
@@ -269,6 +270,7 @@ from pathlib import Path
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.models.library import Scope
+from msgspec.structs import replace
 
 folder, limit, *libraries = sys.argv[1:]
 request = MapRequest(scope=Scope(), with_map=True)

@@ -15,7 +15,8 @@ from elftools.elf.sections import NoteSection, SymbolTableSection
 from pytest_negativa.arch import ElementKind, SmArch
 from pytest_negativa.gpucode.cubin import cubin_arch, parse_cubin
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.gpucode.payload import NameTable, unpack
+from pytest_negativa.gpucode.names import NameTable
+from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.models.library import (
     Compression,
     Cubin,

@@ -16,7 +16,7 @@ from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.cubin import parse_cubin, section_headers
 from pytest_negativa.gpucode.elf_tables import PT_LOAD, SHT_SYMTAB, STT_FUNC, SYM, ProgramHeader
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.gpucode.payload import NameTable
+from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.slimmed import AddressSpace, is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import (

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from pytest_negativa.hostcode.gather import with_pages, with_pages_of
 from pytest_negativa.hostcode.page_logs import read_page_logs
@@ -16,8 +16,9 @@ from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
 from pytest_negativa.processes.auditors import watch_environment
 from pytest_negativa.processes.page_watch import prepare_logs
 from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.runs import LOST_NAME, Run
-from pytest_negativa.tracing.mappings import state_of
+from pytest_negativa.storage.runs import LOST_NAME
+from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.libraries import state_of
 from tests.support.compiling import needs_compiler
 from tests.support.libraries import QUICKSTART_LIBRARY
 from tests.support.paged import needs_page_watch
@@ -70,11 +71,7 @@ def usage_by(*pids: int) -> Usage:
     path = str(QUICKSTART_LIBRARY.resolve())
     state = state_of(path)
     assert state is not None
-    device, inode, size, mtime_ns, ctime_ns = state
-    library = TracedLibrary(
-        path=path, size=size, mtime_ns=mtime_ns, device=device, inode=inode, ctime_ns=ctime_ns,
-        sha256="a" * 64,
-    )  # fmt: skip
+    library = TracedLibrary(path=path, sha256="a" * 64, **asdict(state))
     numbers = tuple(range(len(pids)))
     usage = usage_of(LibraryUsage(library=library, images=(), processes=numbers))
     return replace(usage, processes=tuple(replace(PROCESS, header=header(pid)) for pid in pids))

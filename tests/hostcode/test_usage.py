@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.hostcode.functions import FunctionStarts, functions_within, summarize
 from pytest_negativa.hostcode.gather import FilePages, describe, identify, unite
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.hostcode import (
     HOST_USAGE_VERSION,
     FileKey,
@@ -29,7 +30,6 @@ from pytest_negativa.models.hostcode import (
     Processor,
 )
 from pytest_negativa.models.spans import PAGE_SIZE, Span, union
-from pytest_negativa.models.trace import TracedState
 from pytest_negativa.processes.page_watch import read_processor
 from pytest_negativa.reporting.pages import render_host_report
 from tests.support.compiling import compile_shared, needs_compiler
@@ -160,8 +160,7 @@ def test_functions_are_counted_once(starts: list[int], sizes: list[tuple[int, in
 
 
 def key_of(path: Path) -> FileKey:
-    status = path.stat()
-    return FileKey(str(path), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return FileKey.of(str(path), FileState.of(path.stat()))
 
 
 def one_library(
@@ -208,8 +207,8 @@ def test_a_known_digest_holds_until_the_file_changes(
     found = identify(key)
     assert isinstance(found, HostFile) and (found.build_id is None) == bool(flags)
     ctime_ns = library.stat().st_ctime_ns
-    digests: dict[tuple[str, TracedState], str | None]
-    digests = {(key.path, (*key[1:], ctime_ns)): "known"}
+    state = FileState.of(library.stat())
+    digests: dict[tuple[str, FileState | None], str | None] = {(key.path, state): "known"}
     assert identify(key, digests) == replace(found, sha256="known")
     # The same size and modification time.
     data = library.read_bytes()

@@ -30,8 +30,9 @@ from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.gpucode.source import open_source
 from pytest_negativa.images import archives
 from pytest_negativa.images.report import report_image
-from pytest_negativa.images.tree import Tree, read_tree
-from pytest_negativa.models.image import Manager, Member, Package
+from pytest_negativa.images.tree import FileTree, read_tree
+from pytest_negativa.models.archive_member import Member
+from pytest_negativa.models.image import Manager, Package
 from pytest_negativa.models.library import LibraryMap, Scope
 from tests.support.commands import inspect
 from tests.support.libraries import BIN, MULTIARCH, PLAIN
@@ -119,12 +120,12 @@ def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return WRITERS[request.param](tmp_path / request.param)
 
 
-def problems_of(contents: Tree) -> list[str]:
+def problems_of(contents: FileTree) -> list[str]:
     errors = [m.error for m in contents.libraries.values() if m.error is not None]
     return [str(error) for error in (*contents.problems, *errors)]
 
 
-def map_of(contents: Tree, name: str) -> LibraryMap:
+def map_of(contents: FileTree, name: str) -> LibraryMap:
     found = contents.libraries[name].library_map
     assert found is not None
     library = msgspec.structs.replace(found.library, path="", mtime_ns=0)

@@ -22,7 +22,7 @@ from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.report import Suite, report_image, suite_of_run, wrong_arch_bytes
-from pytest_negativa.images.tree import Tree, read_tree
+from pytest_negativa.images.tree import FileTree, read_tree
 from pytest_negativa.installed.sites import find_code_distributions
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.image import (
@@ -75,7 +75,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def walk(root: Path) -> Tree:
+def walk(root: Path) -> FileTree:
     return read_tree(root, MapRequest(Scope()), by_package=True)
 
 
@@ -426,7 +426,7 @@ def test_files_that_are_gpu_code_by_package(root: Path, tmp_path: Path, packed: 
 
     [installed] = find_code_distributions([str(site)])
     opened = {"kernels/sm_80.cubin": 1}
-    plan = planned_files({}, opened, site="/elsewhere", digest=installed.digest).plan
+    plan = planned_files({}, opened, site="/elsewhere", digest=installed.code_digest).plan
     suite = suite_of_run("run", usage_of(), [plan])
     kernels, _ = report_image(place, suite).libraries
     assert kernels.slimmable_by is SlimmableBy.PLAN

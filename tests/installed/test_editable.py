@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.installed.sites import OwnLibraries
+from pytest_negativa.installed.owners import OwnLibraries
 
 
 def install(site: Path, name: str, origin: object, *files: str) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.installed.sites import Places, Site
+from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.lock import Place
 from tests.support.libraries import MULTIARCH
 from tests.support.sites import make_wheel, pip_install
@@ -57,7 +58,7 @@ def test_with_the_backport_of_importlib_metadata(tmp_path: Path) -> None:
     (site / "interrupted-1.0.dist-info").mkdir()
     code = (
         "import sys, importlib_metadata\n"
-        "from pytest_negativa.installed.sites import Places\n"
+        "from pytest_negativa.installed.owners import Places\n"
         "print(Places().of(sys.argv[1]).distribution)\n"
     )
     command = [sys.executable, "-c", code, str(site / "my/x.so")]

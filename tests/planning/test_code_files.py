@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pytest_negativa.analysis.combine import combine_opened
-from pytest_negativa.installed.sites import Places
+from pytest_negativa.installed.owners import Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.lock import LockedLibrary
@@ -17,7 +17,7 @@ from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import LibraryStatus
 from pytest_negativa.planning.code_files import plan_files, unite
 from pytest_negativa.planning.lock import make_lock
-from pytest_negativa.processes.file_users import Opens
+from pytest_negativa.processes.open_watch import Opens
 from pytest_negativa.storage.results import load_opened, save_opened
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.used_originals import judge_files, unused_paths

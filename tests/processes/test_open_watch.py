@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.processes.file_users import OpenWatch
+from pytest_negativa.processes.open_watch import OpenWatch
 from tests.support.emulators import IS_PROGRAM, not_in_qemu
 from tests.support.libraries import IS_ROOT, ROOT
 
@@ -108,7 +108,7 @@ def test_without_a_descriptor_left_nothing_is_seen(file: Path) -> None:
 
 FORKS = """
 import ctypes, os, sys
-from pytest_negativa.processes.file_users import OpenWatch
+from pytest_negativa.processes.open_watch import OpenWatch
 watch = OpenWatch(sys.argv[1:])
 watch.start()
 open(sys.argv[1]).close()
@@ -134,13 +134,13 @@ def test_a_child_with_its_parents_id_takes_no_events(file: Path) -> None:
 
 FILLS = """
 import os, sys
-from pytest_negativa.processes import file_users
+from pytest_negativa.processes import open_watch
 with open("/proc/sys/user/max_inotify_watches", "w") as limit:
     limit.write("8")
-watch = file_users.OpenWatch(sys.argv[1:])
+watch = open_watch.OpenWatch(sys.argv[1:])
 watch.start()
-inotify = file_users._call("inotify_init1", 0)
-file_users._call("inotify_add_watch", inotify, b"/", 0x20)
+inotify = open_watch._call("inotify_init1", 0)
+open_watch._call("inotify_add_watch", inotify, b"/", 0x20)
 open(sys.argv[1]).close()
 watch.finish()
 print(len(watch.opens.times), sorted(watch.opens.unseen.values()))

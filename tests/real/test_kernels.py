@@ -11,7 +11,8 @@ import pytest
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.gpucode.payload import NameTable, unpack
+from pytest_negativa.gpucode.names import NameTable
+from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.library import Cubin, Element, LibraryMap, Scope
 from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin

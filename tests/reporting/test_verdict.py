@@ -11,7 +11,7 @@ from pytest_negativa.models.verdict import (
     ProvedLibrary,
     Verdict,
 )
-from pytest_negativa.processes.file_users import Opens
+from pytest_negativa.processes.open_watch import Opens
 from pytest_negativa.reporting.verdict import render_verdict
 from pytest_negativa.verifying.used_originals import judge_files
 from tests.support.code_files import planned_files

@@ -15,7 +15,8 @@ from elftools.elf.sections import SymbolTableSection
 from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.elf_tables import EHDR, SHDR, SHF_EXECINSTR, SectionHeader
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.gpucode.payload import NameTable, unpack
+from pytest_negativa.gpucode.names import NameTable
+from pytest_negativa.gpucode.payload import unpack
 from pytest_negativa.models.library import Cubin, Scope
 from pytest_negativa.models.spans import Span
 from pytest_negativa.rewriting.cubin_code import CubinCodeError, CubinTables, overwrite_code

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.processes.file_users import OpenWatch
+from pytest_negativa.processes.open_watch import OpenWatch
 from pytest_negativa.session.circumstances import circumstances_of, modules_below
 
 ADDS = """

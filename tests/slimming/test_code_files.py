@@ -19,10 +19,11 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.installed.owners import Places
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.installed.sites import Places, find_code_distributions
+from pytest_negativa.installed.sites import find_code_distributions
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.lock import Lock
-from pytest_negativa.models.reconstruction import FileState
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.reporting.slimming import render_rows
@@ -350,11 +351,12 @@ def test_a_spare_leaves_only_files_that_are_here(site: Path, tmp_path: Path) -> 
 def locked(site: Path, *kept: str) -> Lock:
     """A lock that keeps these of the files."""
     [one] = find_code_distributions([str(site)])
-    sizes = {name: int(row.size) for name, row in one.rows.items()}
-    opened = {name: sizes.pop(name) for name in one.rows if Path(name).name in kept}
-    plan = planned_files(sizes, opened, site=str(site), distribution=one.name, digest=one.digest)
+    digest = one.code_digest
+    sizes = {name: int(row.size) for name, row in one.code_files.items()}
+    opened = {name: sizes.pop(name) for name in one.code_files if Path(name).name in kept}
+    plan = planned_files(sizes, opened, site=str(site), distribution=one.name, digest=digest)
     library = plan.plan.library
-    files = tuple(judge_files([plan.plan], [], {(library.path, one.digest)}))
+    files = tuple(judge_files([plan.plan], [], {(library.path, digest)}))
     return make_lock("run", [plan], replace(verdict_of(), libraries=files), Places().of)
 
 

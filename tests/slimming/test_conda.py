@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.installed.sites import Places
+from pytest_negativa.installed.owners import Places
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest

@@ -15,7 +15,7 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
-from pytest_negativa.installed.sites import Places
+from pytest_negativa.installed.owners import Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.lock import Lock

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.installed.sites import Places
+from pytest_negativa.installed.owners import Places
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.check import check_tree

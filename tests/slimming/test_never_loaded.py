@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import OptionError
-from pytest_negativa.installed.sites import Places
+from pytest_negativa.installed.owners import Places
 from pytest_negativa.models.lock import LeftOut, Lock, seal
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, UsageWarning

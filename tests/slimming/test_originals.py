@@ -17,7 +17,7 @@ from msgspec import structs
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.reconstruction import FileState
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming import atomic_replacement as replacing
 from pytest_negativa.slimming import slim as engine

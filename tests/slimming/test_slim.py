@@ -22,7 +22,7 @@ from pytest_negativa.errors import OptionError, ReconstructError, StoreError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.payload import unpack
-from pytest_negativa.installed.sites import Places
+from pytest_negativa.installed.owners import Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.lock import LeftOut, Lock

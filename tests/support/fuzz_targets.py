@@ -16,7 +16,8 @@ from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget, parse_region
 from pytest_negativa.gpucode.files import read_tables
 from pytest_negativa.gpucode.library import map_library
-from pytest_negativa.gpucode.payload import NameTable, PayloadError, unpack
+from pytest_negativa.gpucode.names import NameTable
+from pytest_negativa.gpucode.payload import PayloadError, unpack
 from pytest_negativa.gpucode.ptx import parse_ptx
 from pytest_negativa.gpucode.scan import parse_frame
 from pytest_negativa.gpucode.source import ByteSource

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.installed.sites import Places
+from pytest_negativa.installed.owners import Places
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.outcomes import Outcome

@@ -12,12 +12,8 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.storage.system import ProcessMemory
-from pytest_negativa.tracing.mappings import (
-    Mappings,
-    identify_library,
-    parse_maps,
-    split_deleted,
-)
+from pytest_negativa.tracing.libraries import identify_library, split_deleted
+from pytest_negativa.tracing.mappings import Mappings, parse_maps
 from tests.support.compiling import compile_shared, needs_compiler
 
 

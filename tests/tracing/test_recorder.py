@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.trace import ImageForm, LibraryUsage, Usage
 from pytest_negativa.storage.system import ProcessMemory
 from pytest_negativa.tracing.children import Children, outer_sockets
-from pytest_negativa.tracing.mappings import FoundImage, Mappings
+from pytest_negativa.tracing.images import FoundImage
+from pytest_negativa.tracing.mappings import Mappings
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.trace_files import TraceWriter
@@ -90,16 +92,10 @@ def copy(tmp_path: Path) -> Path:
 
 
 def test_a_file_is_known_by_what_it_was_at_first_sight(process: Process, copy: Path) -> None:
-    status = copy.stat()
+    state = FileState.of(copy.stat())
     process.use(process.load(copy), "a")
     (found,) = used(process.usage())
-    assert found.library.state == (
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    )
+    assert found.library.state == state
 
 
 def test_a_file_that_is_removed_after_it_was_seen_is_the_same(process: Process, copy: Path) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from pytest_negativa.models.trace import Context, Phase, Role, TracedLibrary, Usage
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.detector import TraceError
-from pytest_negativa.tracing.mappings import identify_library
+from pytest_negativa.tracing.libraries import identify_library
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.replay import relocate
 from pytest_negativa.tracing.start import start_tracing

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.trace import LibraryUsage, TracedLibrary
 from pytest_negativa.rewriting.reconstruct import reconstruct
-from pytest_negativa.tracing.mappings import identify_library
+from pytest_negativa.tracing.libraries import identify_library
 from pytest_negativa.verifying.used_originals import loaded_originals
 from tests.support.faults import PlantedFault
 from tests.support.libraries import MULTIARCH

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.processes.file_users import CopyWatch, FileUser, Opens, OpenWatch, users_of
+from pytest_negativa.processes.file_users import FileUser, users_of
+from pytest_negativa.processes.open_watch import CopyWatch, Opens, OpenWatch
 from pytest_negativa.processes.redirect import (
     make_table,
     redirect_environment,
@@ -521,7 +522,7 @@ def test_a_static_program_that_opens_the_original(
 
 WATCHES = """
 import sys
-from pytest_negativa.processes.file_users import OpenWatch
+from pytest_negativa.processes.open_watch import OpenWatch
 from pytest_negativa.verifying.used_originals import opened_originals
 with OpenWatch(sys.argv[1:]) as watch:
     open(sys.argv[1]).close()

@@ -12,12 +12,9 @@
 /* Pages that the program itself makes accessible are touched unseen. */
 static void note_protection(uintptr_t start, size_t size, int protection) {
     uintptr_t end = start + size;
-    size_t count = atomic_load(&library_count);
+    Library *library;
     if (protection == PROT_NONE) return;
-    for (size_t i = 0; i < count; i++) {
-        Library *library = &libraries[i];
-        if (end <= library->low || start >= library->high || !atomic_load(&library->watched))
-            continue;
+    for (size_t i = 0; (library = next_watched(&i, start, end)) != NULL;) {
         atomic_store(&library->kept, true);
         if (is_armed(library)) library->record->flags |= UNWATCHED;
         for (size_t j = 0; j < library->range_count && !is_armed(library); j++) {
@@ -61,11 +58,8 @@ FAULTS_FORWARD(prctl, before_prctl((int)a))
 /* A system call that reads a page makes no signal, and fails: the page is touched before. */
 static void read_pages(uintptr_t start, size_t size) {
     uintptr_t end = start + size;
-    size_t count = atomic_load(&library_count);
-    for (size_t i = 0; i < count; i++) {
-        const Library *library = &libraries[i];
-        if (end <= library->low || start >= library->high || !atomic_load(&library->watched))
-            continue;
+    const Library *library;
+    for (size_t i = 0; (library = next_watched(&i, start, end)) != NULL;) {
         for (size_t j = 0; j < library->range_count; j++) {
             const Range *range = &library->ranges[j];
             uintptr_t from = start > range->start ? start & ~(uintptr_t)(PAGE - 1) : range->start;

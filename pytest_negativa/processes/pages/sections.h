@@ -177,6 +177,5 @@ static void describe(LogRecord *record, int fd, const char *path) {
     record->minor = status.stx_dev_minor;
     record->inode = status.stx_ino;
     record->file_size = status.stx_size;
-    record->modified_ns =
-        (int64_t)status.stx_mtime.tv_sec * 1000000000 + (int64_t)status.stx_mtime.tv_nsec;
+    record->modified_ns = nanoseconds(status.stx_mtime.tv_sec, status.stx_mtime.tv_nsec);
 }

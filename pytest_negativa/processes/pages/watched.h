@@ -134,13 +134,20 @@ static long open_page(const Library *library, const Range *range, uintptr_t at) 
     return 2 - 2 * is_open(library, range, at - PAGE) - 2 * is_open(library, range, at + PAGE);
 }
 
+/* The next library from number `at` on that is watched between two addresses; NULL: none. */
+static Library *next_watched(size_t *at, uintptr_t start, uintptr_t end) {
+    for (size_t count = atomic_load(&library_count); *at < count;) {
+        Library *library = &libraries[(*at)++];
+        if (start < library->high && end > library->low && atomic_load(&library->watched))
+            return library;
+    }
+    return NULL;
+}
+
 /* Two threads may serve one page: the second does the same again. */
 static bool serve(uintptr_t address, unsigned long error, int si_code) {
-    size_t count = atomic_load(&library_count);
-    for (size_t i = 0; i < count; i++) {
-        Library *library = &libraries[i];
-        if (address < library->low || address >= library->high || !atomic_load(&library->watched))
-            continue;
+    Library *library;
+    for (size_t i = 0; (library = next_watched(&i, address, address + 1)) != NULL;) {
         for (size_t j = 0; j < library->range_count; j++) {
             const Range *range = &library->ranges[j];
             if (address < range->start || address >= range->end) continue;

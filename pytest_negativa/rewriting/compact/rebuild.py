@@ -86,7 +86,7 @@ class OriginalSource(ByteSource):
         self._library, self._spare = library, spare
         self._kept = read_trailer(spare, note).kept
         self.path, self.size = library.path, note.original_size
-        self.mtime_ns, self.stamp = library.mtime_ns, library.stamp
+        self.mtime_ns, self.state = library.mtime_ns, library.state
 
     def read(self, offset: int, length: int) -> bytes:
         """See ``ByteSource.read``."""

@@ -29,10 +29,10 @@ enum {
 
 static struct {
     int (*subscribe)(void **, Callback, void *);
-    int (*subscribe_v2)(void **, Callback, void *, SubscriberParams *);
     int (*unsubscribe)(void *);
     int (*enable_callback)(uint32_t, void *, int, uint32_t);
 } cupti;
+static int (*subscribe_v2)(void **, Callback, void *, SubscriberParams *); /* or NULL */
 
 static void *cupti_library, *subscriber;
 
@@ -81,13 +81,11 @@ static bool open_cupti(void) {
         snprintf(last_error, sizeof last_error, "%s", dlerror());
         return false;
     }
-    cupti.subscribe_v2 =
+    static const char *const needed[] = {"cuptiSubscribe", "cuptiUnsubscribe",
+                                         "cuptiEnableCallback"};
+    subscribe_v2 =
         (int (*)(void **, Callback, void *, SubscriberParams *))dlsym(library, "cuptiSubscribe_v2");
-    cupti.unsubscribe = (int (*)(void *))dlsym(library, "cuptiUnsubscribe");
-    cupti.enable_callback =
-        (int (*)(uint32_t, void *, int, uint32_t))dlsym(library, "cuptiEnableCallback");
-    cupti.subscribe = (int (*)(void **, Callback, void *))dlsym(library, "cuptiSubscribe");
-    if (cupti.subscribe && cupti.unsubscribe && cupti.enable_callback) return true;
+    if (find_functions(library, needed, 3, (void **)&cupti)) return true;
     snprintf(last_error, sizeof last_error, "libcupti lacks a function that is needed");
     cupti.subscribe = NULL;
     return false;
@@ -100,13 +98,13 @@ static int take_cupti(void) {
     SubscriberParams params = {old_size + 1, "pytest-negativa", other, sizeof other, 1};
     void *taken = NULL;
     int error;
-    if (cupti.subscribe_v2 == NULL) {
+    if (subscribe_v2 == NULL) {
         error = cupti.subscribe(&taken, on_call, NULL);
     } else {
-        error = cupti.subscribe_v2(&taken, on_call, NULL, &params);
+        error = subscribe_v2(&taken, on_call, NULL, &params);
         params.struct_size = old_size;
         if (error == CUPTI_INVALID_PARAMETER)
-            error = cupti.subscribe_v2(&taken, on_call, NULL, &params);
+            error = subscribe_v2(&taken, on_call, NULL, &params);
     }
     if (error != 0) {
         if (error == CUPTI_MULTIPLE_SUBSCRIBERS)

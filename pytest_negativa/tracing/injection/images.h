@@ -23,15 +23,15 @@ static const uint64_t MAX_SIZE = (uint64_t)1 << 30;
 static const uint32_t WRAPPER_MAGIC = 0x466243b1, FATBIN_MAGIC = 0xba55ed50;
 
 static void place_image(Image *image, const char *form, uint64_t address, uint64_t size) {
-    const Mapping *mapping = find_mapping(address);
+    const Mapping *mapping = mapping_at(address);
     /* A library may lie in a memfd. Other memory holds images as the heap does. */
-    if (mapping != NULL && !mapping->of_loader && names_memory(mapping->path)) mapping = NULL;
+    if (mapping != NULL && !mapping->has_code && names_memory(mapping->path)) mapping = NULL;
     image->size = size;
     image->form = form;
     if (mapping != NULL && (image->path = strdup(mapping->path)) == NULL) lose("out of memory");
     if (image->path != NULL) {
         image->placed = true;
-        image->library = library_id(mapping->path, mapping->inode, !mapping->of_loader);
+        image->library = library_id(mapping->path, mapping->id.inode, !mapping->has_code);
         image->offset = mapping->offset + (address - mapping->start);
     } else if (size == 0 || size > MAX_SIZE || !hash_memory(address, size, image->sha256)) {
         image->form = "unknown";
@@ -110,7 +110,7 @@ static void resolve(Image *image, uint64_t address) {
     for (int i = 0; i < MAX_PRELINKED; i++) {
         uint64_t pointer = read_pointer(wrapper.others + 8 * (uint64_t)i);
         if (pointer == 0) break;
-        const Mapping *mapping = find_mapping(pointer);
+        const Mapping *mapping = mapping_at(pointer);
         if (mapping != NULL && strcmp(mapping->path, image->path) == 0)
             text_format(&image->prelinked, "%s%llu", image->prelinked.length ? "," : "",
                         (unsigned long long)(mapping->offset + (pointer - mapping->start)));
@@ -230,10 +230,10 @@ static void record_refusal(const DriverCall *call, const uint64_t *slots, int co
     if (call->action == LOAD || call->action == LINK_DATA) {
         Wrapper wrapper;
         uint64_t place = read_wrapper(subject, &wrapper) ? wrapper.data : subject;
-        const Mapping *mapping = find_mapping(place);
+        const Mapping *mapping = mapping_at(place);
         if (mapping != NULL)
             text_format(&line, ",\"library\":%ld,\"offset\":%llu",
-                        library_id(mapping->path, mapping->inode, !mapping->of_loader),
+                        library_id(mapping->path, mapping->id.inode, !mapping->has_code),
                         (unsigned long long)(mapping->offset + (place - mapping->start)));
     } else if (looks_up || call->action == ENUMERATE || call->action == MODULE_OF_LIBRARY) {
         uint64_t of = call->action == MODULE_OF_LIBRARY ? subject : handle;

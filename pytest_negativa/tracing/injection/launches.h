@@ -206,9 +206,8 @@ static const char *start_launches(void) {
         "cuptiActivityEnableDriverApi",   "cuptiActivityEnableRuntimeApi",
         "cuptiActivityGetNextRecord",     "cuptiActivityFlushAll",
         "cuptiActivityFlushPeriod"};
-    void **function = (void **)&activity;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if ((function[i] = dlsym(cupti_library, names[i])) == NULL) return "launches-unavailable";
+    if (!find_functions(cupti_library, names, sizeof names / sizeof *names, (void **)&activity))
+        return "launches-unavailable";
     counting_since = aged_ns = written_ns = now_ns();
     if (activity.register_callbacks((void *)give_buffer, (void *)take_buffer) != 0 ||
         activity.enable(OF_KERNEL) != 0 || activity.flush_period(FLUSH_MS) != 0)

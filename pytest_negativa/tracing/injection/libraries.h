@@ -52,10 +52,10 @@ static void write_library(long id, const char *path, size_t length, bool there) 
     int fd = there ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
     if (fd >= 0 && fstat(fd, &status) == 0) {
         text_format(&line, ",\"size\":%lld,\"mtime_ns\":%lld", (long long)status.st_size,
-                    nanoseconds(status.st_mtim));
+                    time_ns(status.st_mtim));
         text_format(&line, ",\"device\":%llu,\"inode\":%llu,\"ctime_ns\":%lld",
                     (unsigned long long)status.st_dev, (unsigned long long)status.st_ino,
-                    nanoseconds(status.st_ctim));
+                    time_ns(status.st_ctim));
         Text build_id = {0};
         bool found = find_build_id(fd, &build_id);
         line.failed = line.failed || build_id.failed;
@@ -71,18 +71,15 @@ static void write_library(long id, const char *path, size_t length, bool there) 
 
 /* The id of a mapped file (recorder.py). A file that changes has a record for each state: `again`
  * looks whether it has. One that is gone from its path is what it was when it was last seen. */
-static long library_id(const char *path, unsigned long inode, bool again) {
-    static const char deleted[] = " (deleted)";
-    size_t length = strlen(path), tail = sizeof deleted - 1;
+static long library_id(const char *path, uint64_t inode, bool again) {
+    size_t length = length_undeleted(path);
     struct stat status;
-    bool gone = false;
-    /* A file may have this in its own name. */
-    if (length > tail && strcmp(path + length - tail, deleted) == 0)
-        gone = stat(path, &status) != 0 || status.st_ino != inode;
-    if (gone) length -= tail;
+    /* A file may have the mark in its own name. */
+    bool gone = path[length] != 0 && (stat(path, &status) != 0 || status.st_ino != inode);
+    if (!gone) length = strlen(path);
     Text file = {0}, key = {0};
     text_bytes(&file, path, length);
-    text_format(&file, " %lu", inode);
+    text_format(&file, " %llu", (unsigned long long)inode);
     long id = text_get(&files, &file);
     bool there = !gone && (id == 0 || again) && stat(path, &status) == 0;
     if (id != 0 && !there) {
@@ -93,7 +90,7 @@ static long library_id(const char *path, unsigned long inode, bool again) {
     if (there)
         text_format(&key, " %llu %llu %lld %lld %lld", (unsigned long long)status.st_dev,
                     (unsigned long long)status.st_ino, (long long)status.st_size,
-                    nanoseconds(status.st_mtim), nanoseconds(status.st_ctim));
+                    time_ns(status.st_mtim), time_ns(status.st_ctim));
     id = text_get(&libraries, &key);
     if (id == 0) {
         id = ++next_id;
@@ -109,7 +106,7 @@ static long library_id(const char *path, unsigned long inode, bool again) {
 static void record_loaded_libraries(void) {
     if (is_sample) return;
     for (size_t i = 0; i < mapping_count; i++)
-        if (mappings[i].of_loader && (i == 0 || mappings[i].inode != mappings[i - 1].inode ||
-                                      strcmp(mappings[i].path, mappings[i - 1].path) != 0))
-            library_id(mappings[i].path, mappings[i].inode, true);
+        if (mappings[i].has_code && (i == 0 || mappings[i].id.inode != mappings[i - 1].id.inode ||
+                                     strcmp(mappings[i].path, mappings[i - 1].path) != 0))
+            library_id(mappings[i].path, mappings[i].id.inode, true);
 }

@@ -1,22 +1,23 @@
 /* Which file lies at an address (mappings.py). */
 #pragma once
 
+#include "../../native/maps.h"
 #include "contexts.h"
 
-#include <link.h>
-
-typedef struct {
-    uint64_t start, end, offset;
-    unsigned long inode; /* only for comparing mappings: on overlayfs it may not be that of stat */
-    const char *path;    /* into maps_text */
-    bool executable, of_loader;
-} Mapping;
+#include <dlfcn.h>
 
 static Text maps_text;
-static Mapping *mappings;
+static Mapping *mappings; /* paths lie in maps_text; `has_code`: any part of the file has */
 static size_t mapping_count;
 static unsigned long long read_at_adds = ~0ull, read_at_subs;
 static bool maps_valid;
+
+/* Fills a struct of pointers to functions by their names; false: a library lacks one. */
+static bool find_functions(void *library, const char *const *names, size_t count, void **found) {
+    bool all = true;
+    for (size_t i = 0; i < count; i++) all &= (found[i] = dlsym(library, names[i])) != NULL;
+    return all;
+}
 
 static int note_generation(struct dl_phdr_info *info, size_t size, void *data) {
     unsigned long long *counters = data;
@@ -44,12 +45,18 @@ static bool starts_with(const char *text, const char *start) {
     return strncmp(text, start, strlen(start)) == 0;
 }
 
-/* Whether the kernel gives this name to memory without a file. */
-static bool names_memory(const char *path) {
+/* Length of a path without the mark of a file that has no name any more; else of all of it. */
+static size_t length_undeleted(const char *path) {
     static const char deleted[] = " (deleted)";
     size_t length = strlen(path), tail = sizeof deleted - 1;
+    bool is_marked = length > tail && strcmp(path + length - tail, deleted) == 0;
+    return is_marked ? length - tail : length;
+}
+
+/* Whether the kernel gives this name to memory without a file. */
+static bool names_memory(const char *path) {
     if (strcmp(path, "/dev/zero") == 0) return true; /* a private mapping */
-    if (length <= tail || strcmp(path + length - tail, deleted) != 0) return false;
+    if (path[length_undeleted(path)] == 0) return false;
     return starts_with(path, "/memfd:") || starts_with(path, "/SYSV") ||
            starts_with(path, "/dev/zero ") || starts_with(path, "/anon_hugepage ");
 }
@@ -79,23 +86,15 @@ static void refresh_mappings(void) {
     char *line = maps_text.data;
     for (char *end; count < lines && (end = strchr(line, '\n')) != NULL; line = end + 1) {
         *end = 0;
-        unsigned long start, stop, offset, inode;
-        char permissions[5];
-        int path_at = 0;
-        if (sscanf(line, "%lx-%lx %4s %lx %*s %lu %n", &start, &stop, permissions, &offset, &inode,
-                   &path_at) < 5 ||
-            path_at == 0 || line[path_at] != '/')
-            continue;
-        unescape(line + path_at);
-        bigger[count++] =
-            (Mapping){start, stop, offset, inode, line + path_at, permissions[2] == 'x', false};
+        if (parse_mapping(line, &bigger[count]) && bigger[count].path[0] == '/')
+            unescape(bigger[count++].path);
     }
     /* What the loader mapped has a part with code. Parts of one file lie side by side. */
     for (size_t i = 0, j; i < count; i = j) {
         bool code = false;
         for (j = i; j < count && strcmp(bigger[i].path, bigger[j].path) == 0; j++)
-            code = code || bigger[j].executable;
-        for (size_t k = i; k < j; k++) bigger[k].of_loader = code;
+            code = code || bigger[j].has_code;
+        for (size_t k = i; k < j; k++) bigger[k].has_code = code;
     }
     mapping_count = count;
     read_at_adds = counters[0];
@@ -121,10 +120,10 @@ static bool mappings_are_current(void) {
     return maps_valid && counters[0] == read_at_adds && counters[1] == read_at_subs;
 }
 
-static const Mapping *find_mapping(uint64_t address) {
+static const Mapping *mapping_at(uint64_t address) {
     if (mappings_are_current()) {
         const Mapping *found = search_mappings(address);
-        if (found != NULL && found->of_loader) return found;
+        if (found != NULL && found->has_code) return found;
     }
     refresh_mappings();
     return search_mappings(address);

@@ -3,8 +3,6 @@
 
 #include "table.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 static atomic_int ranges_on; /* they go to CUPTI */
 static pthread_mutex_t ranges_lock = PTHREAD_MUTEX_INITIALIZER;
 

@@ -5,7 +5,6 @@
 
 #include <dirent.h>
 #include <signal.h>
-#include <sys/random.h>
 
 /* The end of a sample's time lets CUPTI go under this lock, and not while the process ends. */
 static pthread_mutex_t limit_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -37,11 +36,7 @@ static long setting(const char *name) {
 /* One process in `count`, by chance. */
 static bool is_chosen(const char *count) {
     long one_of = strtol(count, NULL, 10);
-    unsigned long random;
-    if (one_of <= 1) return one_of == 1;
-    if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random)
-        random = (unsigned long)now_ns();
-    return random % (unsigned long)one_of == 0;
+    return one_of <= 1 ? one_of == 1 : random_number() % (uint64_t)one_of == 0;
 }
 
 /* A service that starts again and again must not fill a folder. */

@@ -29,9 +29,7 @@ static char last_error[1024];
  * the files that it lies in (tracing/command.py). */
 static bool is_sample;
 
-static long long nanoseconds(struct timespec t) {
-    return (long long)t.tv_sec * 1000000000 + t.tv_nsec;
-}
+static long long time_ns(struct timespec t) { return nanoseconds(t.tv_sec, t.tv_nsec); }
 
 static long long now_ns(void) { return (long long)clock_ns(CLOCK_REALTIME); }
 

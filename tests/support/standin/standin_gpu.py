@@ -21,8 +21,9 @@ from pytest_negativa.models.trace import Context, Device, DeviceRecord, Header, 
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import ProcessMemory
 from pytest_negativa.tracing.detector import TracerBusy
+from pytest_negativa.tracing.images import ImageResolver
 from pytest_negativa.tracing.launches import KernelLaunches
-from pytest_negativa.tracing.mappings import ImageResolver, Mappings
+from pytest_negativa.tracing.mappings import Mappings
 from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.start import make_header
 from pytest_negativa.tracing.trace_files import TraceWriter

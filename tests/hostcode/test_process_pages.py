@@ -10,9 +10,9 @@ import pytest
 
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.hostcode.page_logs import encode_misses, read_misses
+from pytest_negativa.hostcode.process_pages import pages_of_process
 from pytest_negativa.rewriting.compact.records import Cut
-from pytest_negativa.spare.misses import pages_of_process
-from tests.support.cutting import Kit, needs_stub
+from tests.support.cutting import build_kit, needs_stub
 
 pytestmark = needs_stub
 
@@ -31,7 +31,8 @@ def look(cut: Cut) -> tuple[subprocess.Popen[str], int]:
     return process, process.pid
 
 
-def test_pages_around_what_was_touched(kit: Kit, tmp_path: Path) -> None:
+def test_pages_around_what_was_touched(tmp_path: Path) -> None:
+    kit = build_kit(tmp_path)
     cut = kit.cut(tmp_path / "cut")
     process, pid = look(cut)
     with process:
