@@ -22,6 +22,7 @@ from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.file_kinds import FileKind, kind_of
 from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.lock import Place
 from pytest_negativa.models.plan import LibraryPlan, LocatedLibrary
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import (
@@ -52,20 +53,6 @@ from pytest_negativa.tracing.mappings import state_of
 
 _ELF_MAGIC = b"\x7fELF"
 _MOST_NAMED = 10
-_LIBRARY_OPTIONS = (
-    "libraries.include",
-    "libraries.exclude",
-    "keep.libraries",
-    "coverage.libraries",
-)
-LIMIT_OPTIONS = (
-    "coverage.fail_under",
-    "thresholds.max_unused_percent",
-    "thresholds.min_used_kernels",
-    "thresholds.max_gpu_code",
-    "compare.fail",
-)
-"""Limits, also by library glob."""
 
 
 def analyze(
@@ -139,15 +126,7 @@ class _Analyzer:
             ComputeCapability(a.major, a.minor) for a in map(SmArch.parse, settings.keep.archs)
         )
         self._kernel_globs = GlobSet(settings.keep.kernels)
-        self._places = (
-            Places()
-            if any(
-                glob.startswith("dist:")
-                for option in (*_LIBRARY_OPTIONS, *LIMIT_OPTIONS)
-                for glob in globs_of(settings, option)
-            )
-            else None
-        )
+        self._places = Places()
         self._names: list[LibraryNames] = []
         self._watched = watched
         self._files = [names_of_file(one, name) for one in watched for name in one.files]
@@ -160,22 +139,22 @@ class _Analyzer:
         analyzed: list[AnalyzedLibrary] = []
         without_code = 0
         hashes: set[str] = set()
-        waiting: list[tuple[LibraryMap, TracedLibrary, LibraryNames]] = []
+        waiting: list[tuple[LibraryMap, TracedLibrary, Place]] = []
         for library_map, library in self._map(list(paths), unreadable, workers, on_done):
             if not library_map.sections:
                 without_code += 1
                 continue
             hashes.update(f.digest for f in library_map.iter_frames() if f.digest is not None)
             self._contents.add(library)
-            names = self._library_names(library_map)
-            self._names.append(names)
-            if not is_selected(self._settings.libraries, names):
+            place = self._places.of(library.path)
+            self._names.append(_names_of(library_map, place))
+            if not is_selected(self._settings.libraries, self._names[-1]):
                 continue
             if self._contents.is_alone(library):
-                analyzed.append(self._plan(library_map, library, names))
+                analyzed.append(self._plan(library_map, library, place))
             else:
                 # Its plan needs the digests of the others.
-                waiting.append((library_map, library, names))
+                waiting.append((library_map, library, place))
         analyzed += [self._plan(*library) for library in waiting]
         incomplete, loaded = self._usage.why_incomplete(), loaded_digests(self._usage)
         analyzed += plan_files(self._watched, self._usage, self._settings, incomplete, loaded)
@@ -219,8 +198,9 @@ class _Analyzer:
                 unreadable.append(str(mapped.error))
 
     def _plan(
-        self, library_map: LibraryMap, library: TracedLibrary, names: LibraryNames
+        self, library_map: LibraryMap, library: TracedLibrary, place: Place
     ) -> AnalyzedLibrary:
+        names = _names_of(library_map, place)
         kept_by = next(
             (g for g in self._settings.keep.libraries if matches_library(g, names)), None
         )
@@ -238,9 +218,8 @@ class _Analyzer:
         located = locate_library(library_map, used, self._usage, changed)
         self._located.append(located)
         plan = plan_library(located, self._devices, policy, self._incomplete(used) or lack)
-        return AnalyzedLibrary(
-            library_map, plan, self._cover(library_map, plan, used, names), names.distribution
-        )
+        coverage = self._cover(library_map, plan, used, names)
+        return AnalyzedLibrary(library_map, plan, coverage, place.distribution, place.version)
 
     def _cover(
         self, library_map: LibraryMap, plan: LibraryPlan, used: LibraryUsage, names: LibraryNames
@@ -281,11 +260,6 @@ class _Analyzer:
         packaged = {i.sha256 for i in self._usage.memory_images if record_digest(i.sha256) in files}
         return frames | suspects | packaged
 
-    def _library_names(self, library_map: LibraryMap) -> LibraryNames:
-        path = library_map.library.path
-        distribution = self._places.of(path).distribution if self._places else None
-        return LibraryNames(path, library_map.library.soname, distribution)
-
     def _unchecked(self) -> Iterator[str]:
         """Reasons that limits can't count all that the settings name."""
         names = [*self._names, *self._files]
@@ -313,6 +287,11 @@ class _Analyzer:
         yield from unmatched_globs(self._settings, "keep.kernels", self._kernel_globs.matched)
 
 
+def _names_of(library_map: LibraryMap, place: Place) -> LibraryNames:
+    library = library_map.library
+    return LibraryNames(library.path, library.soname, place.distribution)
+
+
 def _below(roots: Iterable[str], file: str) -> str:
     path = Path(os.path.normpath(file))
     root = next((root for root in roots if path.is_relative_to(root)), None)
@@ -329,14 +308,13 @@ def unmatched_libraries(
 
 
 def _candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
-    """The names that a glob on libraries could have matched, those of distributions anyway."""
-    places = Places()
+    """The names that a glob on libraries could have matched."""
     for library in names:
         yield Path(library.path).name
         if library.soname is not None:
             yield library.soname
-        if (found := library.distribution or places.of(library.path).distribution) is not None:
-            yield f"dist:{found}"
+        if library.distribution is not None:
+            yield f"dist:{library.distribution}"
 
 
 def _bare_kind(path: str) -> FileKind | None:
