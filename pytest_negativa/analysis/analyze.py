@@ -16,7 +16,7 @@ from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.installed.sites import OwnLibraries, Places
+from pytest_negativa.installed.sites import OwnLibraries, Places, is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.coverage import LibraryCoverage
@@ -42,11 +42,12 @@ from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import (
     GlobSet,
     LibraryNames,
-    globs_of,
+    ask_for_distributions,
+    first_glob,
     is_selected,
     limit_of,
-    matches_library,
     unmatched_globs,
+    unmatched_libraries,
 )
 from pytest_negativa.storage.system import read_head
 from pytest_negativa.tracing.mappings import state_of
@@ -127,6 +128,7 @@ class _Analyzer:
         )
         self._kernel_globs = GlobSet(settings.keep.kernels)
         self._places = Places()
+        self._asks_for_all = ask_for_distributions(settings)
         self._names: list[LibraryNames] = []
         self._watched = watched
         self._files = [names_of_file(one, name) for one in watched for name in one.files]
@@ -146,7 +148,9 @@ class _Analyzer:
                 continue
             hashes.update(f.digest for f in library_map.iter_frames() if f.digest is not None)
             self._contents.add(library)
-            place = self._places.of(library.path)
+            place = Place(library.path)
+            if self._asks_for_all or is_installed(library.path):
+                place = self._places.of(library.path)
             self._names.append(_names_of(library_map, place))
             if not is_selected(self._settings.libraries, self._names[-1]):
                 continue
@@ -201,9 +205,7 @@ class _Analyzer:
         self, library_map: LibraryMap, library: TracedLibrary, place: Place
     ) -> AnalyzedLibrary:
         names = _names_of(library_map, place)
-        kept_by = next(
-            (g for g in self._settings.keep.libraries if matches_library(g, names)), None
-        )
+        kept_by = first_glob(self._settings.keep.libraries, names)
         policy = KeepPolicy(
             whole_library=kept_by and f"keep.libraries: {kept_by}",
             kernels=self._kernel_globs,
@@ -227,7 +229,7 @@ class _Analyzer:
         wanted = self._settings.coverage
         limit = limit_of(wanted.fail_under.libraries, names)
         if wanted.libraries:
-            is_covered = any(matches_library(glob, names) for glob in wanted.libraries)
+            is_covered = first_glob(wanted.libraries, names) is not None
         else:
             is_covered = plan.library.path in self._own
         if limit is None and not is_covered:
@@ -296,25 +298,6 @@ def _below(roots: Iterable[str], file: str) -> str:
     path = Path(os.path.normpath(file))
     root = next((root for root in roots if path.is_relative_to(root)), None)
     return str(path if root is None else path.relative_to(root))
-
-
-def unmatched_libraries(
-    settings: Settings, option: str, names: Sequence[LibraryNames]
-) -> tuple[str, ...]:
-    """A warning for each glob of an option on libraries that matches none of these."""
-    globs = globs_of(settings, option)
-    matched = {glob for glob in globs if any(matches_library(glob, one) for one in names)}
-    return unmatched_globs(settings, option, matched, _candidates(names))
-
-
-def _candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
-    """The names that a glob on libraries could have matched."""
-    for library in names:
-        yield Path(library.path).name
-        if library.soname is not None:
-            yield library.soname
-        if library.distribution is not None:
-            yield f"dist:{library.distribution}"
 
 
 def _bare_kind(path: str) -> FileKind | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.analyze import analyze, unmatched_libraries
+from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.combine import prove_by_parts
 from pytest_negativa.analysis.snapshots import (
     compare_with_baseline,
@@ -23,6 +23,7 @@ from pytest_negativa.analysis.snapshots import (
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.hostcode.gather import gather
+from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportContents
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import (
@@ -40,9 +41,7 @@ from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.rows import library_row, proof_row
 from pytest_negativa.reporting.text import path_for_people
 from pytest_negativa.reporting.units import format_items
-from pytest_negativa.settings.globs import (
-    limit_of,
-)
+from pytest_negativa.settings.globs import LIMIT_OPTIONS, limit_of, unmatched_libraries
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
@@ -162,16 +161,18 @@ def write_reports(
     Raises:
         StoreError: one can't be written.
     """
-    if any(wanted.format is ReportFormat.HTML for wanted in options.formats):
+    formats = {wanted.format for wanted in options.formats}
+    if ReportFormat.HTML in formats:
+        host = gather(run)
         contents = dataclasses.replace(
             contents,
             tests=load_tests(run),
             history=load_history(run),
             next_command=next_command(run),
+            host=host,
+            host_verdict=None if host is None else load_page_verdict(run),
         )
-        if (host := gather(run)) is not None:
-            contents = dataclasses.replace(contents, host=host, host_verdict=load_page_verdict(run))
-    if any(wanted.format is ReportFormat.BASELINE for wanted in options.formats):
+    if ReportFormat.BASELINE in formats:
         if not contents.libraries:
             raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")
         contents = dataclasses.replace(
@@ -207,13 +208,6 @@ def _uses(usage: Usage) -> Iterator[tuple[str, object]]:
     yield from ((place, (place, page)) for place, used in libraries for page in used.touched)
 
 
-_LIMITS = (
-    "coverage.fail_under",
-    "thresholds.max_unused_percent",
-    "thresholds.min_used_kernels",
-    "thresholds.max_gpu_code",
-    "compare.fail",
-)
 # The kernels of files that are GPU code are not known, so no limit on them checks anything.
 _OF_KERNELS = (
     "coverage.libraries",
@@ -347,7 +341,7 @@ def _crossed_by_library(settings: Settings, libraries: Iterable[AnalyzedLibrary]
 def _limits_of_nothing(settings: Settings, libraries: Sequence[AnalyzedLibrary]) -> Iterator[str]:
     """Limits whose glob matches nothing that was analysed: what checks nothing must not pass."""
     covers = ("coverage.libraries",) if settings.coverage.fail_under.overall is not None else ()
-    for option in (*_LIMITS, *covers):
+    for option in (*LIMIT_OPTIONS, *covers):
         names = [
             names_of(one) for one in libraries if not (one.plan.is_files and option in _OF_KERNELS)
         ]
@@ -405,8 +399,12 @@ def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
             "the limits can't be checked: this run has no plan",
         )
         return dataclasses.replace(contents, report=replace(contents.report, crossed=crossed))
+    places = Places()
     libraries = []
     for one in contents.libraries:
+        if one.distribution is None:
+            owner = places.of(one.plan.library.path)
+            one = dataclasses.replace(one, distribution=owner.distribution)
         limit = limit_of(settings.coverage.fail_under.libraries, names_of(one))
         covered = None if one.coverage is None else replace(one.coverage, limit=limit)
         if limit is not None and covered is None:

@@ -14,7 +14,6 @@ import click
 import msgspec
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.cli.main import ended_by_signals as ended_by_signals
 from pytest_negativa.devices import parse_archs
 from pytest_negativa.errors import ExitStatus, OptionError
 from pytest_negativa.gpucode.workers import DaskCluster, Workers, open_workers

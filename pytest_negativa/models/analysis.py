@@ -21,7 +21,7 @@ class AnalyzedLibrary:
 
     Attributes:
         coverage: of its kernels; None if it is no library of the project's own.
-        distribution, version: what installed it; None if nothing did, or if a stored plan was read.
+        distribution, version: what installed it, if that is known.
     """
 
     library_map: LibraryMap
