@@ -64,7 +64,7 @@ JOBS = click.option(
 )
 
 
-def parsed(read: Callable[[Any], Any]) -> Callable[..., Any]:
+def option_reader(read: Callable[[Any], Any]) -> Callable[..., Any]:
     """A callback that reads the value of an option; an ``OptionError`` is one of its usage."""
 
     def callback(ctx: click.Context, param: click.Parameter, given: Any) -> Any:
@@ -89,7 +89,7 @@ def workers_for(executor: str | None, jobs: int | None = None) -> AbstractContex
 EXECUTOR = click.option(
     "--executor",
     metavar="URL",
-    callback=parsed(_executor),
+    callback=option_reader(_executor),
     help="Read the libraries on a Dask cluster: dask://HOST:PORT.",
 )
 MATCH = click.option(
@@ -129,7 +129,12 @@ def arch_option(flag: str, name: str, help_text: str) -> Callable[[_Command], _C
         help_text: a sentence for ``--help``.
     """
     return click.option(
-        flag, name, metavar=ARCH_LIST, multiple=True, help=help_text, callback=parsed(parse_devices)
+        flag,
+        name,
+        metavar=ARCH_LIST,
+        multiple=True,
+        help=help_text,
+        callback=option_reader(parse_devices),
     )
 
 
@@ -316,6 +321,6 @@ def show_proof(lock: Lock) -> None:
         print_warning(f"NOT PROVED in this lock: {': '.join(doubts[0])}{more}")
 
 
-def typed(paths: Sequence[Path]) -> str:
+def as_words(paths: Sequence[Path]) -> str:
     """The paths as words of a command."""
     return shlex.join(dict.fromkeys(map(str, paths)))

@@ -49,7 +49,7 @@ from pytest_negativa.models.spans import PAGE_SIZE, around, intersection, minus,
 from pytest_negativa.models.trace import FirstUse
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.keep_needed import keep_needed_spans
-from pytest_negativa.planning.reachable import launchable, reach
+from pytest_negativa.planning.reachable import launchable_kernels, reachable_code
 from pytest_negativa.settings.globs import GlobSet
 
 # Kept for what the run used of it; all other reasons keep every kernel.
@@ -309,7 +309,7 @@ class _Planner:
         if not isinstance(content, Cubin) or len(content.kernels) < 2:
             return
         wanted = self._roots(block, content, use)
-        found = wanted if isinstance(wanted, str) else reach(content, wanted)
+        found = wanted if isinstance(wanted, str) else reachable_code(content, wanted)
         if isinstance(found, str):
             self._left_whole[found].append(0)
         elif found.unused and (doubt := self._veto(block) or _why_capsules(content)):
@@ -371,7 +371,7 @@ class _Planner:
             if isinstance(content := block.content, Cubin) and content.references:
                 for kernel in content.kernels:
                     if (first := use.kernels.get(names[kernel.name])) is not None:
-                        launched = launchable(content, kernel.name)
+                        launched = launchable_kernels(content, kernel.name)
                         yield {names[index]: first for index in launched}
 
     def notes(self) -> Iterator[str]:
