@@ -124,6 +124,7 @@ class BuildPages(build_py):
         for folder in () if self.editable_mode else ("guides", "explanation"):
             target = Path(self.build_lib, "pytest_negativa", "docs", folder)
             self.copy_tree(str(Path("docs", folder)), str(target))
+            self.copy_file(str(Path("docs", "index.md")), str(target.parent))
 
 
 class PlatformWheel(bdist_wheel):

@@ -326,13 +326,17 @@ def choose_elements(candidates: Sequence[Candidate], device: ComputeCapability) 
     if len(fitting) < 2:
         return tuple(fitting)
     cubins = [i for i in fitting if candidates[i].kind is ElementKind.CUBIN]
-    if cubins:
-        return _best(candidates, cubins)
-    chosen: tuple[int, ...] = ()
-    for kind in _COMPILED:
-        if usable := [i for i in fitting if candidates[i].kind is kind]:
-            chosen += _best(candidates, usable)
-    return tuple(sorted(chosen))
+    return _best(candidates, cubins) if cubins else _best_to_compile(candidates, fitting)
+
+
+def may_be_loaded(candidates: Sequence[Candidate], device: ComputeCapability) -> tuple[int, ...]:
+    """Indices of what a library that chooses by a rule of its own may load on ``device``.
+
+    That is all machine code that runs there, and the PTX and the LTO-IR nearest to it.
+    """
+    fitting = [i for i, candidate in enumerate(candidates) if can_load(candidate, device)]
+    cubins = [i for i in fitting if candidates[i].kind is ElementKind.CUBIN]
+    return (*cubins, *_best_to_compile(candidates, fitting))
 
 
 def can_be_linked(candidates: Sequence[Candidate], device: ComputeCapability) -> bool:
@@ -350,6 +354,15 @@ def can_load(candidate: Candidate, device: ComputeCapability) -> bool:
     if candidate.kind is ElementKind.CUBIN:
         return cubin_runs_on(candidate.arch, device)
     return candidate.kind in _COMPILED and can_be_compiled_for(candidate.arch, device)
+
+
+def _best_to_compile(candidates: Sequence[Candidate], fitting: Sequence[int]) -> tuple[int, ...]:
+    """Of the elements that fit, the PTX and the LTO-IR that are nearest to the device."""
+    chosen: tuple[int, ...] = ()
+    for kind in _COMPILED:
+        if usable := [i for i in fitting if candidates[i].kind is kind]:
+            chosen += _best(candidates, usable)
+    return tuple(sorted(chosen))
 
 
 def _best(candidates: Sequence[Candidate], indices: Sequence[int]) -> tuple[int, ...]:

@@ -17,12 +17,14 @@ from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.installed.owners import OwnLibraries, Places
 from pytest_negativa.installed.record import record_digest
+from pytest_negativa.installed.sites import is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.file_kinds import FileKind, kind_of
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.library import LibraryMap, Scope
+from pytest_negativa.models.lock import Place
 from pytest_negativa.models.plan import LibraryPlan, LocatedLibrary
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import (
@@ -41,32 +43,19 @@ from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import (
     GlobSet,
     LibraryNames,
-    globs_of,
+    ask_for_distributions,
+    first_glob,
     is_selected,
     kept_by,
     limit_of,
-    matches_library,
     unmatched_globs,
+    unmatched_libraries,
 )
 from pytest_negativa.storage.system import read_head
 from pytest_negativa.tracing.libraries import state_of
 
 _ELF_MAGIC = b"\x7fELF"
 _MOST_NAMED = 10
-_LIBRARY_OPTIONS = (
-    "libraries.include",
-    "libraries.exclude",
-    "keep.libraries",
-    "coverage.libraries",
-)
-LIMIT_OPTIONS = (
-    "coverage.fail_under",
-    "thresholds.max_unused_percent",
-    "thresholds.min_used_kernels",
-    "thresholds.max_gpu_code",
-    "compare.fail",
-)
-"""Limits, also by library glob."""
 
 
 def analyze(
@@ -140,15 +129,8 @@ class _Analyzer:
             ComputeCapability(a.major, a.minor) for a in map(SmArch.parse, settings.keep.archs)
         )
         self._kernel_globs = GlobSet(settings.keep.kernels)
-        self._places = (
-            Places()
-            if any(
-                glob.startswith("dist:")
-                for option in (*_LIBRARY_OPTIONS, *LIMIT_OPTIONS)
-                for glob in globs_of(settings, option)
-            )
-            else None
-        )
+        self._places = Places()
+        self._asks_for_all = ask_for_distributions(settings)
         self._names: list[LibraryNames] = []
         self._watched = watched
         self._files = [names_of_file(one, name) for one in watched for name in one.files]
@@ -161,22 +143,24 @@ class _Analyzer:
         analyzed: list[AnalyzedLibrary] = []
         without_code = 0
         hashes: set[str] = set()
-        waiting: list[tuple[LibraryMap, TracedLibrary, LibraryNames]] = []
+        waiting: list[tuple[LibraryMap, TracedLibrary, Place]] = []
         for library_map, library in self._map(list(paths), unreadable, workers, on_done):
             if not library_map.sections:
                 without_code += 1
                 continue
             hashes.update(f.digest for f in library_map.iter_frames() if f.digest is not None)
             self._contents.add(library)
-            names = self._library_names(library_map)
-            self._names.append(names)
-            if not is_selected(self._settings.libraries, names):
+            place = Place(library.path)
+            if self._asks_for_all or is_installed(library.path):
+                place = self._places.of(library.path)
+            self._names.append(_names_of(library_map, place))
+            if not is_selected(self._settings.libraries, self._names[-1]):
                 continue
             if self._contents.is_alone(library):
-                analyzed.append(self._plan(library_map, library, names))
+                analyzed.append(self._plan(library_map, library, place))
             else:
                 # Its plan needs the digests of the others.
-                waiting.append((library_map, library, names))
+                waiting.append((library_map, library, place))
         analyzed += [self._plan(*library) for library in waiting]
         incomplete, loaded = self._usage.why_incomplete(), loaded_digests(self._usage)
         analyzed += plan_files(self._watched, self._usage, self._settings, incomplete, loaded)
@@ -220,8 +204,9 @@ class _Analyzer:
                 unreadable.append(str(mapped.error))
 
     def _plan(
-        self, library_map: LibraryMap, library: TracedLibrary, names: LibraryNames
+        self, library_map: LibraryMap, library: TracedLibrary, place: Place
     ) -> AnalyzedLibrary:
+        names = _names_of(library_map, place)
         policy = KeepPolicy(
             whole_library=kept_by(self._settings.keep.libraries, names),
             kernels=self._kernel_globs,
@@ -236,9 +221,8 @@ class _Analyzer:
         located = locate_library(library_map, used, self._usage, changed)
         self._located.append(located)
         plan = plan_library(located, self._devices, policy, self._incomplete(used) or lack)
-        return AnalyzedLibrary(
-            library_map, plan, self._cover(library_map, plan, used, names), names.distribution
-        )
+        coverage = self._cover(library_map, plan, used, names)
+        return AnalyzedLibrary(library_map, plan, coverage, place.distribution, place.version)
 
     def _cover(
         self, library_map: LibraryMap, plan: LibraryPlan, used: LibraryUsage, names: LibraryNames
@@ -246,7 +230,7 @@ class _Analyzer:
         wanted = self._settings.coverage
         limit = limit_of(wanted.fail_under.libraries, names)
         if wanted.libraries:
-            is_covered = any(matches_library(glob, names) for glob in wanted.libraries)
+            is_covered = first_glob(wanted.libraries, names) is not None
         else:
             is_covered = plan.library.path in self._own
         if limit is None and not is_covered:
@@ -279,11 +263,6 @@ class _Analyzer:
         packaged = {i.sha256 for i in self._usage.memory_images if record_digest(i.sha256) in files}
         return frames | suspects | packaged
 
-    def _library_names(self, library_map: LibraryMap) -> LibraryNames:
-        path = library_map.library.path
-        distribution = self._places.of(path).distribution if self._places else None
-        return LibraryNames(path, library_map.library.soname, distribution)
-
     def _unchecked(self) -> Iterator[str]:
         """Reasons that limits can't count all that the settings name."""
         names = [*self._names, *self._files]
@@ -311,30 +290,15 @@ class _Analyzer:
         yield from unmatched_globs(self._settings, "keep.kernels", self._kernel_globs.matched)
 
 
+def _names_of(library_map: LibraryMap, place: Place) -> LibraryNames:
+    library = library_map.library
+    return LibraryNames(library.path, library.soname, place.distribution)
+
+
 def _below(roots: Iterable[str], file: str) -> str:
     path = Path(os.path.normpath(file))
     root = next((root for root in roots if path.is_relative_to(root)), None)
     return str(path if root is None else path.relative_to(root))
-
-
-def unmatched_libraries(
-    settings: Settings, option: str, names: Sequence[LibraryNames]
-) -> tuple[str, ...]:
-    """A warning for each glob of an option on libraries that matches none of these."""
-    globs = globs_of(settings, option)
-    matched = {glob for glob in globs if any(matches_library(glob, one) for one in names)}
-    return unmatched_globs(settings, option, matched, _candidates(names))
-
-
-def _candidates(names: Iterable[LibraryNames]) -> Iterator[str]:
-    """The names that a glob on libraries could have matched, those of distributions anyway."""
-    places = Places()
-    for library in names:
-        yield Path(library.path).name
-        if library.soname is not None:
-            yield library.soname
-        if (found := library.distribution or places.of(library.path).distribution) is not None:
-            yield f"dist:{found}"
 
 
 def _bare_kind(path: str) -> FileKind | None:

@@ -55,7 +55,7 @@ _FETCHED_AT_A_TIME = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RunPart:
     """A run that is to be combined with others.
 
     Attributes:
@@ -96,26 +96,28 @@ def fetch_parts(names: Iterable[str], target: Path) -> dict[str, Run | StoreErro
         return dict(zip(urls, pool.map(fetch, enumerate(urls)), strict=True))
 
 
-def read_part(name: str, fetched: Run | StoreError | None = None, *, carried: bool = False) -> Part:
+def read_part(
+    name: str, fetched: Run | StoreError | None = None, *, carried: bool = False
+) -> RunPart:
     """Look at a run that is to be combined with others.
 
     Args:
         name: a folder, or a URL.
         fetched: of a URL, see ``fetch_parts``.
-        carried: see ``Part``.
+        carried: see ``RunPart``.
     """
     if isinstance(fetched, StoreError):
         problem = fetched.beside(name)
-        return Part(name, Run(Path(name)), problem=problem, carried=carried)
+        return RunPart(name, Run(Path(name)), problem=problem, carried=carried)
     path = Path(name)
     # The last run is soon another.
     run = fetched or run_at(path.resolve() if path.is_symlink() else path)
     if not run.folder.is_dir():
         problem = "no such folder; expected that of a run, or one with trace files"
-        return Part(name, run, problem=problem)
+        return RunPart(name, run, problem=problem)
     failure = run.failure or run.incomplete_reason
     if run.has_pages and not run.trace_files():
-        return Part(name, run, failure=failure, carried=carried)
+        return RunPart(name, run, failure=failure, carried=carried)
     try:
         traces = run.require_traces()
         with_header = tuple(t for t in traces if TraceReader(t).header is not None)
@@ -127,11 +129,11 @@ def read_part(name: str, fetched: Run | StoreError | None = None, *, carried: bo
         failure = failure or merge_traces(traces).why_incomplete(UNENDED)
     except (StoreError, OSError) as e:
         problem = e.beside(run) if isinstance(e, StoreError) else str(e)
-        return Part(name, run, problem=problem)
-    return Part(name, run, traces, digests, failure=failure, carried=carried)
+        return RunPart(name, run, problem=problem)
+    return RunPart(name, run, traces, digests, failure=failure, carried=carried)
 
 
-def choose_parts(parts: Sequence[Part], mode: FailureMode) -> tuple[list[Part], list[str]]:
+def choose_parts(parts: Sequence[RunPart], mode: FailureMode) -> tuple[list[RunPart], list[str]]:
     """The parts to take, and why each of the others is left out.
 
     Args:
@@ -156,7 +158,7 @@ def choose_parts(parts: Sequence[Part], mode: FailureMode) -> tuple[list[Part], 
     return [part for part in parts if part.name not in bad], lines
 
 
-def why_partial(parts: Sequence[Part], left_out: Sequence[str]) -> str | None:
+def why_partial(parts: Sequence[RunPart], left_out: Sequence[str]) -> str | None:
     """The reason that plans of these parts make nothing smaller; None if they may."""
     reasons = {f"{line}: left out" for line in left_out}
     reasons |= {
@@ -166,7 +168,7 @@ def why_partial(parts: Sequence[Part], left_out: Sequence[str]) -> str | None:
     return "; ".join(sorted(reasons)) or None
 
 
-def copy_traces(parts: Sequence[Part], target: Run, paths: PathRules) -> None:
+def copy_traces(parts: Sequence[RunPart], target: Run, paths: PathRules) -> None:
     """Copy the traces of all parts into a new run, which is marked as partial before.
 
     Raises:
@@ -191,7 +193,7 @@ def combine_opened(run: Run, parts: Sequence[Run]) -> None:
         save_opened(run, unite(found))
 
 
-def healed_at(paths: PathRules, parts: Iterable[Part]) -> tuple[NeededSpan, ...]:
+def healed_at(paths: PathRules, parts: Iterable[RunPart]) -> tuple[NeededSpan, ...]:
     """Spans that healing gave back in the runs, whose traces lack them; by the paths here.
 
     Raises:

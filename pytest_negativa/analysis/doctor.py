@@ -40,7 +40,7 @@ Finding = tuple[str, str, str]
 """A name, what was found, and why tracing can't work with it (empty if it can)."""
 
 
-def examine(runs: Path) -> Iterator[Finding]:
+def machine_facts(runs: Path) -> Iterator[Finding]:
     """Look at everything that tracing and proofs need.
 
     Args:

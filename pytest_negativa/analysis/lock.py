@@ -235,8 +235,7 @@ def _require_here(lock: Lock, usage: Usage, here: Collection[str]) -> None:
 
 def _widen_by_plan(locked: LockedLibrary, plan: LibraryPlan) -> LockedLibrary:
     with ByteSource(plan.library.path) as source:
-        library_map = map_library(source, read_host_elf(source), _scope_of(locked))
-    identity = replace(library_map.library, sha256=plan.library.sha256)
+        library_map = _map_of(locked, source, plan.library.path)
     kept = {d.start for d in plan.decisions if d.kept}
     trimmed = {cubin.start: set(cubin.kept) for cubin in plan.trimmed}
     whole = {
@@ -246,19 +245,22 @@ def _widen_by_plan(locked: LockedLibrary, plan: LibraryPlan) -> LockedLibrary:
         and code.offset in kept
         and not trimmed.get(code.offset, {None}) <= set(code.functions)
     }
-    return widen_library(
-        locked,
-        replace(library_map, library=identity),
-        dict.fromkeys(kept, _USED),
-        KeepReason.LOADED,
-        whole,
-    )
+    used = dict.fromkeys(kept, _USED)
+    return widen_library(locked, library_map, used, KeepReason.LOADED, whole)
 
 
-def _scope_of(locked: LockedLibrary) -> Scope:
-    """Scope of the code that must be unpacked to apply a lock."""
+def _map_of(locked: LockedLibrary, source: ByteSource, path: str) -> LibraryMap:
+    """The map of a lock's library, with the code that must be unpacked to apply the lock.
+
+    Args:
+        source: the library, whose digest was compared.
+        path: of the library.
+    """
     unpacked = frozenset(c.offset for c in locked.kept if c.functions is not None)
-    return Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
+    scope = Scope(starts=unpacked) if unpacked else Scope(headers_only=True)
+    library_map = map_library(source, read_host_elf(source), scope)
+    library = replace(library_map.library, path=path, sha256=locked.sha256)
+    return replace(library_map, library=library)
 
 
 def _widen(locked: LockedLibrary, misses: Misses, libraries: Sequence[Path]) -> LockedLibrary:
@@ -269,9 +271,7 @@ def _widen(locked: LockedLibrary, misses: Misses, libraries: Sequence[Path]) -> 
                 f"{path}: with its spare it does not give the original back: one of the two is "
                 "damaged; see negativa slim check"
             )
-        library_map = map_library(source, read_host_elf(source), _scope_of(locked))
-    library = replace(library_map.library, path=str(path), sha256=locked.sha256)
-    library_map = replace(library_map, library=library)
+        library_map = _map_of(locked, source, str(path))
     devices = [*map(ComputeCapability.parse, locked.devices)]
     return widen_library(locked, library_map, missed_code(misses, library_map, devices))
 

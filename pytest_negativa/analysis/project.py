@@ -44,7 +44,7 @@ class Project(NamedTuple):
     on_gitlab: bool
 
 
-def look(root: Path) -> Project:
+def read_project(root: Path) -> Project:
     """Read the files below ``root``, but for environments and hidden folders."""
     packages: set[str] = set()
     libraries: set[str] = set()

@@ -13,14 +13,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.analyze import (
-    LIMIT_OPTIONS,
-    analyze,
-    unmatched_libraries,
-)
+from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.combine import prove_by_parts
 from pytest_negativa.analysis.snapshots import (
-    BaselineComparison,
     compare_with_baseline,
     make_baseline,
     names_of,
@@ -29,11 +24,8 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.installed.owners import Places
-from pytest_negativa.installed.sites import is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportContents
-from pytest_negativa.models.coverage import LibraryCoverage
-from pytest_negativa.models.lock import Place
-from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport, RuntimeCode
+from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import (
     ReportFormat,
     Reports,
@@ -49,10 +41,7 @@ from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.rows import library_row, proof_row
 from pytest_negativa.reporting.text import path_for_people
 from pytest_negativa.reporting.units import format_items
-from pytest_negativa.settings.globs import (
-    LibraryNames,
-    limit_of,
-)
+from pytest_negativa.settings.globs import LIMIT_OPTIONS, limit_of, unmatched_libraries
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
@@ -173,16 +162,18 @@ def write_reports(
     Raises:
         StoreError: one can't be written.
     """
-    if any(wanted.format is ReportFormat.HTML for wanted in options.formats):
+    formats = {wanted.format for wanted in options.formats}
+    if ReportFormat.HTML in formats:
+        host = gather(run)
         contents = dataclasses.replace(
             contents,
             tests=load_tests(run),
             history=load_history(run),
             next_command=next_command(run),
+            host=host,
+            host_verdict=None if host is None else load_page_verdict(run),
         )
-        if (host := gather(run)) is not None:
-            contents = dataclasses.replace(contents, host=host, host_verdict=load_page_verdict(run))
-    if any(wanted.format is ReportFormat.BASELINE for wanted in options.formats):
+    if ReportFormat.BASELINE in formats:
         if not contents.libraries:
             raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")
         contents = dataclasses.replace(
@@ -236,36 +227,27 @@ def build_report(
     part: str | None = None,
 ) -> RunReport:
     """Rows, totals and everything a reader must know, the largest libraries first."""
-    places = Places()
-    rows = tuple(
-        with_owner(row, places.of(row.path)) if is_installed(row.path) else row
-        for row in rows_of(analysis.libraries)
-    )
     usage = analysis.usage
-    checked = check_limits(
-        settings, usage, analysis.libraries, analysis.runtime, unchecked=analysis.unchecked
-    )
-    warnings = dict.fromkeys([*(w.text for w in usage.warnings), *analysis.warnings])
-    return RunReport(
+    report = RunReport(
         format_version=REPORT_VERSION,
         run_id=run_id,
         directory=directory,
         devices=tuple(dict.fromkeys(f"{d.name} ({d.compute_capability})" for d in usage.devices)),
         replay=_replay_line(usage),
         gpu_used=any(True for _ in usage.iter_images()),
-        libraries=rows,
+        libraries=rows_of(analysis.libraries),
         loaded_without_code=analysis.without_code,
         runtime=analysis.runtime,
         not_covered=(*dict.fromkeys(lack.text for lack in usage.incomplete), *analysis.unreadable),
-        warnings=tuple(text for text in warnings if text not in checked.crossed),
-        crossed=checked.crossed,
+        warnings=tuple(dict.fromkeys([*(w.text for w in usage.warnings), *analysis.warnings])),
+        crossed=(),
         files=tuple(files),
-        coverage=_covered(analysis.libraries),
-        compared=checked.lines,
+        coverage=tuple(one.coverage for one in analysis.libraries if one.coverage is not None),
         part=part,
         unchecked=analysis.unchecked,
         watched_bytes=_watched_bytes(analysis),
     )
+    return _compared(report, settings, usage, analysis.libraries)
 
 
 def _watched_bytes(analysis: Analysis) -> int:
@@ -283,46 +265,28 @@ def _watched_bytes(analysis: Analysis) -> int:
     )
 
 
-def with_owner(row: LibraryRow, owner: Place | LibraryRow) -> LibraryRow:
-    """The row with the distribution that installed the library."""
-    return replace(row, distribution=owner.distribution, version=owner.version)
-
-
-def check_limits(
-    settings: Settings,
-    usage: Usage,
-    libraries: Sequence[AnalyzedLibrary],
-    runtime: Iterable[RuntimeCode],
-    *,
-    unchecked: Sequence[str],
-) -> BaselineComparison:
-    """Compare a run with all limits of the settings, and with the baseline.
-
-    Args:
-        runtime: what was compiled at run time.
-        unchecked: why they check less than the settings ask for.
-    """
+def _compared(
+    report: RunReport, settings: Settings, usage: Usage, libraries: Sequence[AnalyzedLibrary]
+) -> RunReport:
+    """The report, compared with all limits of the settings, and with the baseline."""
     comparison = compare_with_baseline(libraries, settings.compare)
-    rows = [library_row(one.plan) for one in libraries]
-    names = [*map(names_of, libraries)]
-    with_kernels = [names_of(one) for one in libraries if not one.plan.is_files]
     crossed = (
-        *_crossed(settings, usage, rows, _covered(libraries), runtime),
-        *_crossed_by_library(settings, zip(names, rows, strict=True)),
+        *_crossed(settings, usage, report, libraries),
+        *_crossed_by_library(settings, libraries),
         *comparison.crossed,
-        *_limits_of_nothing(settings, names, with_kernels),
-        *(unchecked if settings.has_limits else ()),
+        *_limits_of_nothing(settings, libraries),
+        *(report.unchecked if settings.has_limits else ()),
     )
-    return comparison._replace(crossed=crossed)
-
-
-def _covered(libraries: Iterable[AnalyzedLibrary]) -> tuple[LibraryCoverage, ...]:
-    return tuple(one.coverage for one in libraries if one.coverage is not None)
+    warnings = tuple(text for text in report.warnings if text not in crossed)
+    return replace(report, crossed=crossed, compared=comparison.lines, warnings=warnings)
 
 
 def rows_of(libraries: Iterable[AnalyzedLibrary]) -> tuple[LibraryRow, ...]:
     """A row for each library, the most unused bytes first."""
-    rows = (library_row(library.plan) for library in libraries)
+    rows = (
+        replace(library_row(one.plan), distribution=one.distribution, version=one.version)
+        for one in libraries
+    )
     return tuple(sorted(rows, key=lambda row: (-row.unused_bytes, row.path)))
 
 
@@ -337,22 +301,20 @@ def _replay_line(usage: Usage) -> str | None:
 
 
 def _crossed(
-    settings: Settings,
-    usage: Usage,
-    rows: Sequence[LibraryRow],
-    coverage: Sequence[LibraryCoverage],
-    runtime: Iterable[RuntimeCode],
+    settings: Settings, usage: Usage, report: RunReport, libraries: Sequence[AnalyzedLibrary]
 ) -> Iterator[str]:
     if settings.require_gpu and (usage.replay is not None or not usage.devices):
         yield "require_gpu: no GPU code was loaded on a GPU here"
     yield from crossed_thresholds(
         {key: getattr(settings.thresholds, key).overall for key in Thresholds.__struct_fields__},
-        gpu_code=sum(r.code_bytes for r in rows),
-        unused_bytes=sum(r.unused_bytes for r in rows),
-        used_kernels=sum(r.used_kernels for r in rows),
+        gpu_code=report.code_bytes,
+        unused_bytes=report.unused_bytes,
+        used_kernels=sum(row.used_kernels for row in report.libraries),
     )
-    yield from settings.coverage.crossed(coverage)
-    if settings.no_jit and (new := [one for one in runtime if one.is_new]):
+    yield from settings.coverage.crossed(
+        [one.coverage for one in libraries if one.coverage is not None]
+    )
+    if settings.no_jit and (new := [one for one in report.runtime if one.is_new]):
         kernels = format_items(len({n for one in new for n in one.kernels}), "kernel", "kernels")
         yield (
             f"no_jit: the tests compiled {kernels}, the first in {new[0].first}; "
@@ -360,10 +322,9 @@ def _crossed(
         )
 
 
-def _crossed_by_library(
-    settings: Settings, rows: Iterable[tuple[LibraryNames, LibraryRow]]
-) -> Iterator[str]:
-    for names, row in rows:
+def _crossed_by_library(settings: Settings, libraries: Iterable[AnalyzedLibrary]) -> Iterator[str]:
+    for one in libraries:
+        names, row = names_of(one), library_row(one.plan)
         of_library = {
             key: limit_of(getattr(settings.thresholds, key).libraries, names)
             for key in Thresholds.__struct_fields__
@@ -378,13 +339,13 @@ def _crossed_by_library(
             yield f"{Path(names.path).name}: {text}"
 
 
-def _limits_of_nothing(
-    settings: Settings, all_names: Sequence[LibraryNames], libraries: Sequence[LibraryNames]
-) -> Iterator[str]:
+def _limits_of_nothing(settings: Settings, libraries: Sequence[AnalyzedLibrary]) -> Iterator[str]:
     """Limits whose glob matches nothing that was analysed: what checks nothing must not pass."""
     covers = ("coverage.libraries",) if settings.coverage.fail_under.overall is not None else ()
     for option in (*LIMIT_OPTIONS, *covers):
-        names = libraries if option in _OF_KERNELS else all_names
+        names = [
+            names_of(one) for one in libraries if not (one.plan.is_files and option in _OF_KERNELS)
+        ]
         yield from unmatched_libraries(settings, option, names)
 
 
@@ -411,13 +372,18 @@ def load_contents(run: Run) -> ReportContents:
     if not run.plan_files():
         return ReportContents(report, (), usage)
     covered = {one.path: one for one in report.coverage}
-    planned = tuple(
-        dataclasses.replace(one, coverage=covered.get(one.plan.library.path))
-        for one in load_planned(run)
-    )
-    known = {row.path: row for row in report.libraries}
-    rows = tuple(with_owner(row, known.get(row.path, row)) for row in rows_of(planned))
-    return ReportContents(replace(report, libraries=rows), planned, usage)
+    owners = {row.path: (row.distribution, row.version) for row in report.libraries}
+    planned = []
+    for one in load_planned(run):
+        path = one.plan.library.path
+        distribution, version = owners.get(path, (None, None))
+        planned.append(
+            dataclasses.replace(
+                one, coverage=covered.get(path), distribution=distribution, version=version
+            )
+        )
+    report = replace(report, libraries=rows_of(planned))
+    return ReportContents(report, tuple(planned), usage)
 
 
 def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
@@ -437,21 +403,18 @@ def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
     places = Places()
     libraries = []
     for one in contents.libraries:
-        named = dataclasses.replace(one, distribution=places.of(one.plan.library.path).distribution)
-        limit = limit_of(settings.coverage.fail_under.libraries, names_of(named))
+        if one.distribution is None:
+            owner = places.of(one.plan.library.path)
+            one = dataclasses.replace(one, distribution=owner.distribution)
+        limit = limit_of(settings.coverage.fail_under.libraries, names_of(one))
         covered = None if one.coverage is None else replace(one.coverage, limit=limit)
         if limit is not None and covered is None:
             raise StoreError(
                 f"coverage.fail_under: the run has no coverage of "
                 f"{one.plan.library.path}; plan it again with negativa locate"
             )
-        libraries.append(dataclasses.replace(named, coverage=covered))
-    report = contents.report
-    checked = check_limits(
-        settings, contents.usage, libraries, report.runtime, unchecked=report.unchecked
-    )
-    warnings = tuple(text for text in report.warnings if text not in checked.crossed)
-    report = replace(report, crossed=checked.crossed, compared=checked.lines, warnings=warnings)
+        libraries.append(dataclasses.replace(one, coverage=covered))
+    report = _compared(contents.report, settings, contents.usage, libraries)
     return dataclasses.replace(contents, report=report)
 
 

@@ -35,10 +35,10 @@ from pytest_negativa.planning.snapshot import (
     fold_file,
     make_snapshot,
     name_of,
-    pair,
     short_names,
     snapshot_lock,
     snapshot_map,
+    with_names_of,
 )
 from pytest_negativa.reporting.difference import describe_change
 from pytest_negativa.reporting.units import and_more, format_items, format_names
@@ -265,7 +265,7 @@ def compare_figures(
     # Kernels that the baseline doesn't list are not new for that.
     unlisted = [
         one.name
-        for one in pair(before, after).libraries
+        for one in with_names_of(before, after).libraries
         if one.kernels is None and one.name in names and names[one.name].coverage is not None
     ]
     appeared = {one.library: one.appeared for one in difference.kernels}

@@ -95,7 +95,7 @@ class _Library(NamedTuple):
         return any(matches_library(glob, names) for names in self.names)
 
 
-class Libraries:
+class SearchedLibraries:
     """The libraries in folders.
 
     Args:

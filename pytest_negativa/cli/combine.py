@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import click
 
 from pytest_negativa.analysis.combine import (
-    Part,
+    RunPart,
     choose_parts,
     combine_opened,
     copy_traces,
@@ -23,6 +23,7 @@ from pytest_negativa.analysis.combine import (
 from pytest_negativa.cli.common import (
     EXECUTOR,
     check_usage,
+    runs_of,
     settings_of,
 )
 from pytest_negativa.cli.locate import PLAN_OPTIONS, plan_and_report, warn_of_hooks
@@ -88,7 +89,7 @@ def combine(
     0, or 1 if a run is bad, a threshold is crossed or nothing is planned because a run failed.
     """
     settings = settings_of(flags)
-    folder = RunsFolder(Path(settings.directory))
+    folder = runs_of(settings)
     listed = (line.strip() for line in input_list or ())
     names = dict.fromkeys(_place(name, folder) for name in (*runs, *filter(None, listed)))
     older = dict.fromkeys(_place(name, folder) for name in carried)
@@ -121,7 +122,7 @@ def _place(name: str, folder: RunsFolder) -> str:
 
 
 def _combine(
-    parts: Sequence[Part],
+    parts: Sequence[RunPart],
     run: Run,
     settings: Settings,
     mode: FailureMode,

@@ -14,7 +14,6 @@ import click
 import msgspec
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.cli.main import ended_by_signals as ended_by_signals
 from pytest_negativa.devices import parse_archs
 from pytest_negativa.errors import ExitStatus, OptionError
 from pytest_negativa.gpucode.workers import DaskCluster, Workers, open_workers
@@ -65,7 +64,7 @@ JOBS = click.option(
 )
 
 
-def parsed(read: Callable[[Any], Any]) -> Callable[..., Any]:
+def option_reader(read: Callable[[Any], Any]) -> Callable[..., Any]:
     """A callback that reads the value of an option; an ``OptionError`` is one of its usage."""
 
     def callback(ctx: click.Context, param: click.Parameter, given: Any) -> Any:
@@ -90,7 +89,7 @@ def workers_for(executor: str | None, jobs: int | None = None) -> AbstractContex
 EXECUTOR = click.option(
     "--executor",
     metavar="URL",
-    callback=parsed(_executor),
+    callback=option_reader(_executor),
     help="Read the libraries on a Dask cluster: dask://HOST:PORT.",
 )
 MATCH = click.option(
@@ -130,7 +129,12 @@ def arch_option(flag: str, name: str, help_text: str) -> Callable[[_Command], _C
         help_text: a sentence for ``--help``.
     """
     return click.option(
-        flag, name, metavar=ARCH_LIST, multiple=True, help=help_text, callback=parsed(parse_devices)
+        flag,
+        name,
+        metavar=ARCH_LIST,
+        multiple=True,
+        help=help_text,
+        callback=option_reader(parse_devices),
     )
 
 
@@ -317,6 +321,6 @@ def show_proof(lock: Lock) -> None:
         print_warning(f"NOT PROVED in this lock: {': '.join(doubts[0])}{more}")
 
 
-def typed(paths: Sequence[Path]) -> str:
+def as_words(paths: Sequence[Path]) -> str:
     """The paths as words of a command."""
     return shlex.join(dict.fromkeys(map(str, paths)))

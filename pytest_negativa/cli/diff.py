@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,6 +14,7 @@ from pytest_negativa.cli.common import (
     answer,
     as_json_option,
     check_usage,
+    runs_of,
     settings_of,
 )
 from pytest_negativa.errors import ExitStatus, NegativaError
@@ -28,7 +28,6 @@ from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import GlobSet
 from pytest_negativa.storage.results import load_history
-from pytest_negativa.storage.runs import RunsFolder
 
 
 @click.command()
@@ -67,7 +66,7 @@ def diff(
     Exit status: 0, or 1 if A or B, or a library in them, can't be read.
     """
     settings = settings_of(flags)
-    runs, cache = RunsFolder(Path(settings.directory)), open_cache(settings.cache_dir)
+    runs, cache = runs_of(settings), open_cache(settings.cache_dir)
     if before is None or after is None:
         # A named run, or the last but one with a plan for all tests; and the last.
         planned = [report.run_id for report in load_history(runs.find())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pytest_negativa.analysis.doctor import examine
+from pytest_negativa.analysis.doctor import machine_facts
 from pytest_negativa.cli.common import runs_of, say_next, settings_of, show
 from pytest_negativa.errors import ExitStatus
 from pytest_negativa.reporting.tables import format_table
@@ -20,7 +20,7 @@ def doctor() -> None:
 
     Exit status: 0, or 1 if GPU code can't be traced here.
     """
-    findings = list(examine(runs_of(settings_of()).folder))
+    findings = list(machine_facts(runs_of(settings_of()).folder))
     click.echo(
         format_table("ll", ("what", "found"), [one[:2] for one in findings], names=(1,), fold=True)
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.cli.common import active_paths, say_next, show, typed
+from pytest_negativa.cli.common import active_paths, as_words, say_next, show
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 
 
@@ -29,4 +29,4 @@ def explain(error: str, folders: tuple[Path, ...]) -> None:
     asked = folders or active_paths()
     slimmed = slimmed_in(asked)
     show(explain_error(error, slimmed, asked))
-    say_next(f"negativa {'slim check' if slimmed else 'inspect'} {typed(asked)}")
+    say_next(f"negativa {'slim check' if slimmed else 'inspect'} {as_words(asked)}")

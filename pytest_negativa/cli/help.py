@@ -48,7 +48,10 @@ def help(context: click.Context, words: tuple[str, ...]) -> None:
 
 
 def _pages() -> list[Path]:
-    """The guides, then the explanations: in the installed package, else in the clone."""
+    """The index, the guides, the explanations: in the installed package, else in the clone."""
     package = Path(__file__).parents[1]
     docs = next(root / "docs" for root in (package, package.parent) if (root / "docs").is_dir())
-    return [page for part in ("guides", "explanation") for page in sorted((docs / part).iterdir())]
+    pages = [docs / "index.md"]
+    for part in ("guides", "explanation"):
+        pages += sorted((docs / part).iterdir())
+    return pages

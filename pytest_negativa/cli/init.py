@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.analysis.project import first_settings, look
+from pytest_negativa.analysis.project import first_settings, read_project
 from pytest_negativa.cli.common import say_next
 from pytest_negativa.errors import OptionError
 from pytest_negativa.settings.file import find_config
@@ -26,7 +26,7 @@ def init() -> None:
     root = Path.cwd()
     if (found := find_config(root)) is not None:
         raise OptionError("the project has settings already", found, "edit this file")
-    project = look(root)
+    project = read_project(root)
     write_atomically(root / CONFIG_NAME, first_settings(project).encode())
     name = "gitlab" if project.on_gitlab else "github"
     job = (Path(__file__).parent / "jobs" / f"{name}.yaml").read_text("utf-8")

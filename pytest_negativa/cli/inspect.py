@@ -35,7 +35,7 @@ from pytest_negativa.cli.common import (
     check_usage,
     fail_for,
     note_unopened,
-    parsed,
+    option_reader,
     runs_of,
     say_next,
     settings_of,
@@ -67,7 +67,7 @@ _ROWS = 20
 @click.option(
     "--max-dead",
     metavar="PERCENT",
-    callback=parsed(read_percent),
+    callback=option_reader(read_percent),
     help="Fail (exit 1) if more of a distribution is for other GPUs than --arch.",
 )
 @arch_option(
@@ -78,7 +78,7 @@ _ROWS = 20
 @click.option(
     "--max-size",
     metavar="SIZE",
-    callback=parsed(read_size),
+    callback=option_reader(read_size),
     help="Fail (exit 1) if a PATH holds more GPU code than this (500 MB).",
 )
 @click.option("--deps", is_flag=True, help="Take the distributions that one requires, too.")

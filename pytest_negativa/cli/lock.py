@@ -135,8 +135,7 @@ def lock(
             exclude=(*settings.libraries.exclude, *settings.keep.libraries),
         )
     except ReconstructError as e:
-        way, unsure = next_command(run), "negativa lock --unproved"
-        ways = way if unsure in way else f"{way}, or {unsure}"
+        ways = f"{next_command(run)}, or negativa lock --unproved"
         raise ReconstructError(f"{e}; next: {ways}") from e
     save_lock(made, output)
     to_stdout = str(output) == STDOUT

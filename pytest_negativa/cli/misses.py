@@ -15,10 +15,10 @@ from pytest_negativa.cli.common import (
     active_paths,
     answer,
     as_json_option,
+    as_words,
     check_usage,
     print_variables,
     settings_of,
-    typed,
 )
 from pytest_negativa.hostcode.page_logs import encode_misses
 from pytest_negativa.hostcode.page_logs import read_misses
@@ -96,8 +96,8 @@ def misses(
     with Progress("reading logs and libraries") as progress:
         top = 0 if as_json else settings.reports.top
         report = report_misses(read_misses(places), folders, top=top, on_done=progress.update)
-    then = f"negativa slim check {typed(folders)}"
+    then = f"negativa slim check {as_words(folders)}"
     if Path(LOCK).is_file() and any(one.arch for row in report.rows for one in row.code):
-        added = " ".join(f"--add-misses {typed([log])}" for log in places)
-        then = f"negativa lock {added} {typed(folders)}"
+        added = " ".join(f"--add-misses {as_words([log])}" for log in places)
+        then = f"negativa lock {added} {as_words(folders)}"
     answer(report, render_misses(report.rows, top=settings.reports.top), as_json=as_json, then=then)

@@ -19,6 +19,7 @@ from pytest_negativa.cli.common import (
     YES,
     active_paths,
     as_json_option,
+    as_words,
     check_usage,
     confirm,
     encode_json,
@@ -28,7 +29,6 @@ from pytest_negativa.cli.common import (
     settings_of,
     show,
     show_proof,
-    typed,
 )
 from pytest_negativa.cli.main import ended_by_signals
 from pytest_negativa.errors import ExitStatus, OptionError, UnknownArch, did_you_mean
@@ -234,18 +234,18 @@ def slim_undo(
     """
     top = settings_of(flags).reports.top
     paths = paths or active_paths(or_own=False)
-    confirm(f"put the originals back in {places(*paths)}", yes=yes or dry_run)
+    confirm(f"put the originals back in {named_paths(*paths)}", yes=yes or dry_run)
     with (
         ended_by_signals(NOTHING if dry_run else GOES_ON),
         Progress("putting originals back") as progress,
     ):
         rows = undo_trees(paths, dry_run=dry_run, on_done=progress.update)
-    finish(
+    print_rows(
         rows,
-        f"nothing was slimmed in {places(*paths)}",
+        f"nothing was slimmed in {named_paths(*paths)}",
         top=top,
         as_json=as_json,
-        then=f"negativa inspect {typed(paths)}",
+        then=f"negativa inspect {as_words(paths)}",
     )
 
 
@@ -275,10 +275,10 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: A
     paths = paths or active_paths()
     with ended_by_signals(NOTHING), Progress("checking libraries") as progress:
         rows = [row for tree in scan(paths) for row in check_tree(tree, progress.update)]
-    nothing = f"nothing was slimmed in {places(*paths)}: nothing was checked"
+    nothing = f"nothing was slimmed in {named_paths(*paths)}: nothing was checked"
     is_sound = all(row.status is SlimStatus.SOUND for row in rows)
-    then = f"negativa slim undo {typed(paths)}, to have the originals back" if is_sound else None
-    finish(
+    then = f"negativa slim undo {as_words(paths)}, to have the originals back" if is_sound else None
+    print_rows(
         rows,
         "",
         top=top,
@@ -412,7 +412,7 @@ def _check_change(request: SlimRequest, *, no_way_back: bool, yes: bool) -> None
             "--no-way-back",
         )
     )
-    confirm(f"slim the libraries in {places(*request.paths)}", yes=yes)
+    confirm(f"slim the libraries in {named_paths(*request.paths)}", yes=yes)
 
 
 def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
@@ -449,16 +449,16 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
         if glob not in report.listed:
             print_warning(f"remove: {glob} names no library here that can go whole")
     reason = _why_nothing(request, report)
-    nothing_to_do = "" if reason else f"nothing to slim in {places(*request.paths)}"
-    then: str | None = f"negativa slim check {typed(request.paths)}"
+    nothing_to_do = "" if reason else f"nothing to slim in {named_paths(*request.paths)}"
+    then: str | None = f"negativa slim check {as_words(request.paths)}"
     if not any(row.status in _CHANGED for row in report.rows):
         then = None
     elif request.options.dry_run:
         then = "the same command without --dry-run"
     elif request.target is not None:
         made = [request.target / path.name for path in request.paths]
-        then = f"negativa inspect {typed(made)}"
-    finish(
+        then = f"negativa inspect {as_words(made)}"
+    print_rows(
         report.rows,
         nothing_to_do,
         top=top,
@@ -470,7 +470,7 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
 
 def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
     """The reason that no library was slimmed, for an error; None if there was work."""
-    where = places(*request.paths)
+    where = named_paths(*request.paths)
     if report.stopped:
         return "nothing was done: libraries of the lock are missing"
     # A package without GPU code becomes a copy: all of an environment may go through slim.
@@ -492,7 +492,7 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
 def _show_ways_back(request: SlimRequest, report: SlimReport) -> None:
     if not any(row.status is SlimStatus.SLIMMED for row in report.rows):
         return
-    undo = f"negativa slim undo {printable(typed(request.paths))}"
+    undo = f"negativa slim undo {printable(as_words(request.paths))}"
     aside, spare = request.options.keep_originals, request.options.spare
     if aside is not None:
         show(
@@ -524,11 +524,11 @@ def absolute(folder: Path) -> Path:
     return Path(os.path.realpath(folder)) if ".." in folder.parts else folder.absolute()
 
 
-def places(*paths: Path) -> str:
+def named_paths(*paths: Path) -> str:
     return ", ".join(dict.fromkeys(printable(str(path)) for path in paths))
 
 
-def finish(
+def print_rows(
     rows: Sequence[SlimRow],
     nothing: str,
     *,

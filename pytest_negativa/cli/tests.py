@@ -20,6 +20,7 @@ from pytest_negativa.cli.common import (
     as_json_option,
     check_usage,
     encode_json,
+    runs_of,
     say_next,
     settings_and_run,
 )
@@ -71,7 +72,7 @@ from pytest_negativa.storage.results import (
     load_tests,
     load_usage,
 )
-from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.storage.runs import Run
 
 _T = TypeVar("_T")
 
@@ -428,7 +429,7 @@ def needs(
         healed=load_healed(run),
         watched=load_opened(run),
     )
-    new = RunsFolder(Path(settings.directory)).new_run() if write else None
+    new = runs_of(settings).new_run() if write else None
     listing = NeedList(
         format_version=LISTING_VERSION,
         run_id=run.run_id,

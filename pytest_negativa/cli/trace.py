@@ -17,6 +17,7 @@ from pytest_negativa.cli.common import (
     PASS_ON,
     check_usage,
     print_variables,
+    runs_of,
     say_next,
     settings_of,
     show,
@@ -31,7 +32,7 @@ from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.results import save_opened
-from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.command import attach_environment, run_traced
 from pytest_negativa.tracing.merge import hash_libraries
 
@@ -88,7 +89,7 @@ def trace(
         (not (attach or command), "Missing argument 'COMMAND...'."),
     )
     if attach:
-        run = RunsFolder(Path(settings.directory)).new_run()
+        run = runs_of(settings).new_run()
         limits = {**_LIMITS, **limits}
         variables = attach_environment(run, limits["one_of"], limits["seconds"], limits["files"])
         print_variables(variables, as_json=as_json)
@@ -138,7 +139,7 @@ def debloat(command: tuple[str, ...], executor: str | None, **flags: Any) -> Non
 
 def trace_command(command: Sequence[str], settings: Settings) -> tuple[Run, int]:
     """Run a command traced, into a new run; returns its exit status, too."""
-    run = RunsFolder(Path(settings.directory)).new_run()
+    run = runs_of(settings).new_run()
     environ: Mapping[str, str] = os.environ
     if settings.cpu:
         environ = watch_pages(environ, run, run.folder.parent)

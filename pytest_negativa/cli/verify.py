@@ -13,6 +13,7 @@ from pytest_negativa.cli.common import (
     PASS_ON,
     fail_for,
     fail_for_limits,
+    runs_of,
     say_next,
     settings_and_run,
 )
@@ -22,7 +23,6 @@ from pytest_negativa.reporting.text import printable
 from pytest_negativa.rewriting.reconstruct import reconstruct as write_copies
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.results import load_planned
-from pytest_negativa.storage.runs import RunsFolder
 from pytest_negativa.verifying.rounds import Program
 from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
 from pytest_negativa.verifying.traced_run import command_to_verify
@@ -56,7 +56,7 @@ def reconstruct(**flags: Any) -> None:
     settings, run = settings_and_run(flags)
     # Files that are GPU code have no copies.
     planned = [one for one in load_planned(run) if not one.plan.is_files]
-    root = RunsFolder(Path(settings.directory)).copies
+    root = runs_of(settings).copies
     with Progress("writing copies") as progress:
         made = write_copies(
             planned,

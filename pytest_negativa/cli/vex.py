@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.analysis.vex import Libraries, load_vulnerabilities, make_document
+from pytest_negativa.analysis.vex import SearchedLibraries, load_vulnerabilities, make_document
 from pytest_negativa.cli.common import active_paths, encode_json
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.images.archive_kinds import is_package
@@ -67,7 +67,7 @@ def vex(
     listed = load_vulnerabilities(vulnerabilities).vulnerabilities
     findings = []
     with contextlib.ExitStack() as stack:
-        libraries = Libraries(
+        libraries = SearchedLibraries(
             [_folder_or_file(path, stack) for path in paths or active_paths()],
             [_folder_or_file(path, stack) for path in originals],
         )

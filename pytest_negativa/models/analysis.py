@@ -21,13 +21,14 @@ class AnalyzedLibrary:
 
     Attributes:
         coverage: of its kernels; None if it is no library of the project's own.
-        distribution: what installed it; None also if no glob of the settings asks for it.
+        distribution, version: what installed it, if that is known.
     """
 
     library_map: LibraryMap
     plan: LibraryPlan
     coverage: LibraryCoverage | None = None
     distribution: str | None = None
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ def plan_files(
             unused_kernels=(),
             notes=() if reason is None else (f"all files are kept: {reason}",),
         )
-        yield AnalyzedLibrary(library_map, plan, distribution=one.distribution)
+        yield AnalyzedLibrary(library_map, plan, distribution=one.distribution, version=one.version)
 
 
 def names_of_file(watched: WatchedFiles, name: str) -> LibraryNames:

@@ -22,8 +22,7 @@ from pytest_negativa.arch import (
     ComputeCapability,
     ElementKind,
     SmArch,
-    can_be_compiled_for,
-    cubin_runs_on,
+    may_be_loaded,
 )
 from pytest_negativa.models.library import (
     LINKED,
@@ -50,7 +49,7 @@ from pytest_negativa.models.spans import PAGE_SIZE, around, intersection, minus,
 from pytest_negativa.models.trace import FirstUse
 from pytest_negativa.models.verdict import NeededSpan
 from pytest_negativa.planning.keep_needed import keep_needed_spans
-from pytest_negativa.planning.reachable import launchable, reach
+from pytest_negativa.planning.reachable import launchable_kernels, reachable_code
 from pytest_negativa.settings.globs import GlobSet
 
 # Kept for what the run used of it; all other reasons keep every kernel.
@@ -129,7 +128,17 @@ _Rule = Callable[[Element], str | None]
 """The reason that a block is kept, in words; None: the rule doesn't keep it."""
 
 
-def why_plain(block: Element) -> str | None:
+def _decide(
+    block: Element, rules: Sequence[tuple[KeepReason, _Rule]], unused: UnusedReason
+) -> Decision:
+    """The decision of the first rule that keeps a block; without one, the block is unused."""
+    for reason, rule in rules:
+        if (detail := rule(block)) is not None:
+            return Decision(*block.payload, True, reason.value, detail)
+    return Decision(*block.payload, False, unused.value)
+
+
+def _why_plain(block: Element) -> str | None:
     """The reason to keep an unpacked cubin in a library's data, used or not; None for others."""
     return "the library may read its headers and tables itself" if block.is_plain else None
 
@@ -197,28 +206,23 @@ class _Planner:
             (KeepReason.LOADED, located.uses, self._loaded),
             (KeepReason.MEMORY_IMAGE, self._any_frame_used or located.suspects, self._memory_image),
             (KeepReason.TOUCHED, self._touched, self._was_touched),
-            (KeepReason.PLAIN_CUBIN, True, why_plain),
+            (KeepReason.PLAIN_CUBIN, True, _why_plain),
             (KeepReason.RELOCATABLE, self._relocatable, self._needed_relocatable),
             (KeepReason.ARCH_POLICY, policy.devices, self._wanted_arch),
             (KeepReason.PTX_POLICY, self._newest_ptx, self._wanted_ptx),
             (KeepReason.KERNEL_POLICY, policy.kernels.globs, self._wanted_kernel),
             (KeepReason.HOOK, policy.vetoes, self._veto),
         )
-        self._rules = tuple((reason.value, rule) for reason, data, rule in rules if data)
+        self._rules = [(reason, rule) for reason, data, rule in rules if data]
 
     def decisions(self) -> Iterator[Decision]:
         for block in self._blocks:
-            yield Decision(block.payload.start, block.payload.end, *self._decide(block))
-
-    def _decide(self, block: Element) -> tuple[bool, str, str | None]:
-        if self._whole is not None:
-            return True, self._whole[0].value, None
-        for reason, rule in self._rules:
-            if (detail := rule(block)) is not None:
-                return True, reason, detail
-        if block.payload.start in self._fitting:
-            return False, UnusedReason.NO_USED_KERNEL.value, None
-        return False, UnusedReason.WRONG_ARCH.value, None
+            if self._whole is not None:
+                yield Decision(*block.payload, True, self._whole[0].value)
+            else:
+                fits = block.payload.start in self._fitting
+                unused = UnusedReason.NO_USED_KERNEL if fits else UnusedReason.WRONG_ARCH
+                yield _decide(block, self._rules, unused)
 
     def _unmatched(self, block: Element) -> str | None:
         return self._unexplained.get(block.anchor)
@@ -305,7 +309,7 @@ class _Planner:
         if not isinstance(content, Cubin) or len(content.kernels) < 2:
             return
         wanted = self._roots(block, content, use)
-        found = wanted if isinstance(wanted, str) else reach(content, wanted)
+        found = wanted if isinstance(wanted, str) else reachable_code(content, wanted)
         if isinstance(found, str):
             self._left_whole[found].append(0)
         elif found.unused and (doubt := self._veto(block) or _why_capsules(content)):
@@ -367,7 +371,7 @@ class _Planner:
             if isinstance(content := block.content, Cubin) and content.references:
                 for kernel in content.kernels:
                     if (first := use.kernels.get(names[kernel.name])) is not None:
-                        launched = launchable(content, kernel.name)
+                        launched = launchable_kernels(content, kernel.name)
                         yield {names[index]: first for index in launched}
 
     def notes(self) -> Iterator[str]:
@@ -432,10 +436,6 @@ class _Planner:
         return [kernel.name for kernel in self._map.kernels_of(content)]
 
 
-_Decided = tuple[bool, KeepReason | UnusedReason, str | None]
-_Decide = Callable[[Element], _Decided]
-
-
 def plan_for_devices(
     library_map: LibraryMap, devices: Sequence[ComputeCapability], *, keep_ptx: bool
 ) -> LibraryPlan:
@@ -446,25 +446,36 @@ def plan_for_devices(
             for region in section.regions:
                 if any(element.payload.start not in loaded for element in region.elements):
                     for device in devices:
-                        loaded.update(_loadable(region.elements, device))
-    return _plan(
-        library_map, devices, lambda block: _decide(block, block.payload.start in loaded, keep_ptx)
+                        indices = may_be_loaded(region.elements, device)
+                        loaded.update(region.elements[i].payload.start for i in indices)
+
+    def why_loaded(block: Element) -> str | None:
+        return str(block.arch) if block.payload.start in loaded else None
+
+    def why_wanted(block: Element) -> str | None:
+        return "all" if keep_ptx and block.kind is ElementKind.PTX else None
+
+    rules = (
+        (KeepReason.UNREADABLE, _why_unreadable),
+        (KeepReason.PLAIN_CUBIN, _why_plain),
+        (KeepReason.ARCH_POLICY, why_loaded),
+        (KeepReason.PTX_POLICY, why_wanted),
     )
+    return _plan(library_map, devices, rules, UnusedReason.WRONG_ARCH)
 
 
 def plan_for_none(library_map: LibraryMap) -> LibraryPlan:
     """Keep nothing, readable or not: no program loads the library."""
-    return _plan(library_map, (), lambda block: (False, UnusedReason.NO_USED_KERNEL, None))
+    return _plan(library_map, (), (), UnusedReason.NO_USED_KERNEL)
 
 
 def _plan(
-    library_map: LibraryMap, devices: Sequence[ComputeCapability], decide: _Decide
+    library_map: LibraryMap,
+    devices: Sequence[ComputeCapability],
+    rules: Sequence[tuple[KeepReason, _Rule]],
+    unused: UnusedReason,
 ) -> LibraryPlan:
-    decisions = [
-        Decision(block.payload.start, block.payload.end, kept, reason.value, detail)
-        for block in library_map.iter_code()
-        for kept, reason, detail in [decide(block)]
-    ]
+    decisions = [_decide(block, rules, unused) for block in library_map.iter_code()]
     return LibraryPlan(
         format_version=PLAN_VERSION,
         library=library_map.library,
@@ -473,33 +484,3 @@ def _plan(
         used_kernels=(),
         unused_kernels=(),
     )
-
-
-def _decide(block: Element, loaded: bool, keep_ptx: bool) -> _Decided:
-    is_wanted_ptx = keep_ptx and block.kind is ElementKind.PTX
-    reasons = (
-        (KeepReason.UNREADABLE, block.unreadable),
-        (KeepReason.UNREADABLE, f"of kind {block.kind.value}" if block.kind.is_opaque else None),
-        (KeepReason.PLAIN_CUBIN, why_plain(block)),
-        (KeepReason.ARCH_POLICY, str(block.arch) if loaded else None),
-        (KeepReason.PTX_POLICY, "all" if is_wanted_ptx else None),
-    )
-    for reason, detail in reasons:
-        if detail is not None:
-            return True, reason, detail
-    return False, UnusedReason.WRONG_ARCH, None
-
-
-def _loadable(elements: Sequence[Element], device: ComputeCapability) -> Iterator[int]:
-    """Starts of all machine code that runs on the device, and of the nearest code to compile."""
-    for element in elements:
-        if element.kind is ElementKind.CUBIN and cubin_runs_on(element.arch, device):
-            yield element.payload.start
-    for kind in (ElementKind.PTX, ElementKind.LTO_IR):
-        usable = [
-            element
-            for element in elements
-            if element.kind is kind and can_be_compiled_for(element.arch, device)
-        ]
-        nearest = max((element.arch for element in usable), default=None)
-        yield from (element.payload.start for element in usable if element.arch == nearest)

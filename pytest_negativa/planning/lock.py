@@ -41,7 +41,7 @@ from pytest_negativa.models.plan import (
 from pytest_negativa.models.reconstruction import FILL
 from pytest_negativa.models.spans import covers
 from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary, Verdict
-from pytest_negativa.planning.reachable import reach
+from pytest_negativa.planning.reachable import reachable_code
 
 _SPAN = struct.Struct("<QQ")
 _SPARED = "not proved: it was still there when the tests ran"
@@ -309,7 +309,7 @@ def _trim_no_more(
     content = None if block is None else block.content
     if not isinstance(content, Cubin):
         return replace(cubin, unused=())
-    found = reach(
+    found = reachable_code(
         content,
         [
             f.name
@@ -469,7 +469,7 @@ def _trimmed(code: KeptCode, block: Element, library_map: LibraryMap) -> Trimmed
     if missing := [name for name in code.functions if name not in functions]:
         raise ReconstructError(f"{where} has no function {missing[0]}; make the lock again")
     # Whatever the kept functions reach was kept, too: else the lock is not what we wrote.
-    found = reach(content, [functions[name] for name in code.functions])
+    found = reachable_code(content, [functions[name] for name in code.functions])
     if isinstance(found, str) or {names[i] for i in found.kept} != set(code.functions):
         raise ReconstructError(
             f"{where}: the functions that the lock keeps are not all that they need; make the "

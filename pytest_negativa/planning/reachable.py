@@ -37,7 +37,7 @@ class Reach:
     code_size: int
 
 
-def reach(cubin: Cubin, roots: Iterable[NameIndex]) -> Reach | str:
+def reachable_code(cubin: Cubin, roots: Iterable[NameIndex]) -> Reach | str:
     """The code that ``roots`` (functions by name) can reach, or why that can't be told."""
     if cubin.relocatable:
         return "relocatable code"
@@ -64,7 +64,7 @@ def reach(cubin: Cubin, roots: Iterable[NameIndex]) -> Reach | str:
     return Reach(frozenset(kept), tuple(unused), code_size)
 
 
-def launchable(cubin: Cubin, kernel: NameIndex) -> set[NameIndex]:
+def launchable_kernels(cubin: Cubin, kernel: NameIndex) -> set[NameIndex]:
     """Other kernels that code of ``kernel`` may launch on the device (dynamic parallelism).
 
     No driver call names them, and CUPTI shows no launch of them.

@@ -180,7 +180,7 @@ def fold_file(one: SnapshotLibrary, holder: str) -> SnapshotLibrary:
     return replace(one, name=name, place=name)
 
 
-def pair(before: Snapshot, after: Snapshot) -> Snapshot:
+def with_names_of(before: Snapshot, after: Snapshot) -> Snapshot:
     """``before`` with the names that its libraries have in ``after``.
 
     A name depends on what else was loaded, a place does not. Libraries are paired by place, then by
@@ -221,7 +221,7 @@ def _is_end(one: SnapshotLibrary, other: SnapshotLibrary) -> bool:
 
 def compare_snapshots(before: Snapshot, after: Snapshot) -> SnapshotDifference:
     """Growth of code, and kernels that came or went, by library, arch, reason and kernel."""
-    before = pair(before, after)
+    before = with_names_of(before, after)
     old = {one.name: one for one in before.libraries}
     new = {one.name: one for one in after.libraries}
     names = sorted({*old, *new})

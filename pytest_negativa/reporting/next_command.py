@@ -34,16 +34,15 @@ def next_command(run: Run) -> str:
             )
         return f"{verify if pages is None and run.failure is None else trace} {cpu}"
     if load_report(run).replay is not None:
-        here = "negativa lock --unproved, or " if run.plan_files() else ""
-        return f"{here}{trace} on a machine with a GPU"
+        return f"{trace} on a machine with a GPU"
     if not run.plan_files():
         # Either its tests failed, or they used no GPU code.
         return trace if run.failure is not None else "negativa inspect"
     verdict = load_verdict(run)
-    if verdict is None:
-        return "negativa lock --unproved" if kind is None else verify
-    if verdict.proved:
+    if verdict is not None and verdict.proved:
         return "negativa lock"
-    if verdict.parts:
+    if kind is None:
         return f"{verify} for each run that is not proved, then negativa combine"
+    if verdict is None:
+        return verify
     return heal if verdict.healed is None else trace

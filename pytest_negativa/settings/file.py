@@ -14,7 +14,14 @@ import msgspec
 
 from pytest_negativa.errors import OptionError, did_you_mean, refusing
 from pytest_negativa.settings.options import CONFIG_NAME, FILE_OPTIONS, SECTIONS
-from pytest_negativa.settings.values import Found, anchor, describe, join_items, read_item
+from pytest_negativa.settings.values import (
+    Found,
+    anchor,
+    anchored,
+    describe,
+    join_items,
+    read_item,
+)
 
 if TYPE_CHECKING:
     from pytest_negativa.storage.yaml_document import Node, Place
@@ -32,8 +39,8 @@ class ConfigFile(NamedTuple):
     Attributes:
         path: absolute.
         was_searched: found from the root folder upwards, not named by the user.
-        values: what it sets, by the option's name; paths as written. Places are
-            ``FILE:LINE:COLUMN``, of ``pyproject.toml`` the file and the table.
+        values: what it sets, by the option's name; its paths start at the file's folder. Places
+            are ``FILE:LINE:COLUMN``, of ``pyproject.toml`` the file and the table.
     """
 
     path: str
@@ -87,7 +94,10 @@ def load_config(path: str | os.PathLike[str], *, was_searched: bool = False) -> 
             except OptionError as problem:
                 faults.append((item.place, f"{name}: {problem}"))
         if not faults:
-            values[name] = Found(join_items(option, items), _where(path, node.place))
+            values[name] = Found(
+                anchored(name, join_items(option, items), Path(path).parent),
+                _where(path, node.place),
+            )
     if faults:
         raise OptionError("\n".join(f"{_where(path, at)}: {text}" for at, text in sorted(faults)))
     return ConfigFile(path=path, was_searched=was_searched, values=values)

@@ -21,6 +21,22 @@ _T = TypeVar("_T")
 
 DISTRIBUTION_PREFIX = "dist:"
 
+LIMIT_OPTIONS = (
+    "coverage.fail_under",
+    "thresholds.max_unused_percent",
+    "thresholds.min_used_kernels",
+    "thresholds.max_gpu_code",
+    "compare.fail",
+)
+"""Options that hold limits, also by glob on libraries."""
+_LIBRARY_OPTIONS = (
+    "libraries.include",
+    "libraries.exclude",
+    "keep.libraries",
+    "coverage.libraries",
+    *LIMIT_OPTIONS,
+)
+
 
 class LibraryNames(NamedTuple):
     """The names of a library; ``distribution`` is the package that installed it."""
@@ -54,9 +70,15 @@ def matches_library(glob: str, library: LibraryNames) -> bool:
     return any(name is not None and matches(glob, name) for name in names)
 
 
+def first_glob(globs: Iterable[str], library: LibraryNames) -> str | None:
+    """The first of the globs that matches a library; None if none does."""
+    return next((glob for glob in globs if matches_library(glob, library)), None)
+
+
 def limit_of(limits: Mapping[str, _T], library: LibraryNames) -> _T | None:
-    """The value of the first glob that matches a library; None if none does."""
-    return next((limit for glob, limit in limits.items() if matches_library(glob, library)), None)
+    """The limit of the first glob that matches a library; None if none does."""
+    glob = first_glob(limits, library)
+    return None if glob is None else limits[glob]
 
 
 def normalized(name: str) -> str:
@@ -66,10 +88,8 @@ def normalized(name: str) -> str:
 
 def is_selected(libraries: Libraries, library: LibraryNames) -> bool:
     """Whether the library is analysed: not excluded, and included if any library is."""
-    included = not libraries.include or any(
-        matches_library(glob, library) for glob in libraries.include
-    )
-    return included and not any(matches_library(glob, library) for glob in libraries.exclude)
+    is_included = not libraries.include or first_glob(libraries.include, library) is not None
+    return is_included and first_glob(libraries.exclude, library) is None
 
 
 def kept_by(
@@ -151,6 +171,12 @@ def globs_of(settings: Settings, option: str) -> tuple[str, ...]:
     return tuple(value.libraries if isinstance(value, Limits) else value)
 
 
+def ask_for_distributions(settings: Settings) -> bool:
+    """Whether a glob on libraries needs to know what installed each, which takes long to find."""
+    globs = (glob for option in _LIBRARY_OPTIONS for glob in globs_of(settings, option))
+    return any(glob.startswith(DISTRIBUTION_PREFIX) for glob in globs)
+
+
 def unmatched_globs(
     settings: Settings, option: str, matched: Collection[str], candidates: Iterable[str] = ()
 ) -> tuple[str, ...]:
@@ -171,3 +197,22 @@ def unmatched_globs(
         f"{did_you_mean(glob, names)}"
         for glob in lost
     )
+
+
+def unmatched_libraries(
+    settings: Settings, option: str, names: Collection[LibraryNames]
+) -> tuple[str, ...]:
+    """A warning for each glob of an option on libraries that matches none of these."""
+    globs = globs_of(settings, option)
+    matched = {glob for glob in globs if any(matches_library(glob, one) for one in names)}
+    words = [
+        word
+        for one in names
+        for word in (
+            Path(one.path).name,
+            one.soname,
+            one.distribution and f"{DISTRIBUTION_PREFIX}{one.distribution}",
+        )
+        if word is not None
+    ]
+    return unmatched_globs(settings, option, matched, words)

@@ -44,8 +44,9 @@ def load_settings(
         OptionError: a source has a value that can't be used, a folder has no UTF-8 name, or a limit
             of growth has no baseline.
     """
-    if (named := _from_flag_or_environment(BY_NAME["config"], flags, environ)) is not None:
-        config: ConfigFile | None = load_config(anchor(named.value, cwd or Path.cwd()))
+    here = os.fspath(cwd or Path.cwd())
+    if (named := _from_flag_or_environment(BY_NAME["config"], flags, environ, here)) is not None:
+        config: ConfigFile | None = load_config(named.value)
     else:
         found = find_config(root)
         config = load_config(found, was_searched=True) if found else None
@@ -85,19 +86,17 @@ def resolve(
         OptionError: a flag or a variable has a value that can't be used.
     """
     here = os.fspath(cwd or Path.cwd())
-    beside = str(Path(config.path).parent) if config else ""
-    home = beside if config and config.was_searched else anchor(root, here)
+    home = anchor(Path(config.path).parent if config and config.was_searched else root, here)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for option in OPTIONS:
         name = option.name
-        found = _from_flag_or_environment(option, flags, environ, of_command=of_command)
-        start = here
-        if found is None and config and name in config.values:
-            found, start = config.values[name], beside
-        elif found is None:
-            found, start = Found(value_of(option, option.default), ""), home
-        values[name], sources[name] = anchored(name, found.value, start), found.where
+        found = _from_flag_or_environment(option, flags, environ, here, of_command=of_command)
+        if found is None and config:
+            found = config.values.get(name)
+        if found is None:
+            found = Found(anchored(name, value_of(option, option.default), home), "")
+        values[name], sources[name] = found
     values["config"] = config.path if config else None
     values["cache_dir"] = values["cache_dir"] or _user_cache()
     # A report without a path lies in the folder for runs.
@@ -128,18 +127,18 @@ def _from_flag_or_environment(
     option: Option,
     flags: Mapping[str, Any],
     environ: Mapping[str, str],
+    here: str,
     *,
     of_command: bool = False,
 ) -> Found | None:
     """The value by the stronger of the two sources; None if neither has one."""
-    where = option.cli_flag if of_command else option.flag
-    try:
-        if option.name in flags:
-            return Found(value_of(option, flags[option.name]), where)
+    given, where = flags.get(option.name), option.cli_flag if of_command else option.flag
+    if given is None and option.variable:
         # CI systems hand over a variable that is not set as an empty one.
-        if option.variable and (text := environ.get(option.variable, "").strip()):
-            where = option.variable
-            return Found(value_of(option, text), where)
+        given, where = environ.get(option.variable, "").strip() or None, option.variable
+    if given is None:
+        return None
+    try:
+        return Found(anchored(option.name, value_of(option, given), here), where)
     except OptionError as problem:
         raise OptionError(f"{where}: {problem}") from None
-    return None

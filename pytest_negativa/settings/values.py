@@ -109,7 +109,7 @@ def value_of(option: Option, given: Any) -> Any:
     return join_items(option, [read_item(option.name, text) for text in texts])
 
 
-def anchored(name: str, value: Any, base: str) -> Any:
+def anchored(name: str, value: Any, base: str | os.PathLike[str]) -> Any:
     """The value of an option with relative paths taken from the folder ``base``."""
     if name == "paths":
         return {glob: anchor(path, base) for glob, path in value.items()}
@@ -120,7 +120,7 @@ def anchored(name: str, value: Any, base: str) -> Any:
     return value if is_id or _READERS.get(name) not in (_path, _place) else _anchored(value, base)
 
 
-def _anchored(path: str | None, base: str) -> str | None:
+def _anchored(path: str | None, base: str | os.PathLike[str]) -> str | None:
     return path if path in (None, "-") or is_url(path) else anchor(path or "", base)
 
 

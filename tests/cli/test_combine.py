@@ -20,7 +20,7 @@ from pytest_negativa.storage.results import save_healed
 from pytest_negativa.storage.runs import Run
 from tests.support.faults import PlantedFault
 from tests.support.recordings import Lines, rewrite
-from tests.support.sessions import HEADLINE, KERNELS, LOADED, Project, used_kernels
+from tests.support.sessions import HEADLINE, KERNELS, LOADED, PROVE_EACH, Project, used_kernels
 from tests.support.standin.standin_gpu import USED
 from tests.support.verified import VerifiedProject
 
@@ -222,7 +222,7 @@ def test_machines_with_other_paths(project: Project) -> None:
 
     project.write("negativa.yaml", "paths: /builds/*/site=quickstart\n")
     done = project.negativa("combine", "a", "bb")
-    assert done.stdout.startswith(HEADLINE) and done.stderr == "Next: negativa lock --unproved\n"
+    assert done.stdout.startswith(HEADLINE) and done.stderr == PROVE_EACH
     assert [tuple(d[:2]) for d in project.plan() if d[2]] == list(LOADED)
     paths = [used["library"]["path"] for used in usage(project)["libraries"]]
     assert paths.count(str(here)) == 1

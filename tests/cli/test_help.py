@@ -26,8 +26,8 @@ def topics() -> set[str]:
     return {line.split()[0] for line in listed.splitlines() if line}
 
 
-def test_every_guide_and_explanation_is_a_topic() -> None:
-    pages = [*DOCS.glob("guides/*.md"), *DOCS.glob("explanation/*.md")]
+def test_the_index_and_every_guide_and_explanation_is_a_topic() -> None:
+    pages = [DOCS / "index.md", *DOCS.glob("guides/*.md"), *DOCS.glob("explanation/*.md")]
     assert topics() == {page.stem for page in pages}
     assert len(topics()) == len(pages)
     assert re.search("^  spares +Spares$", run().stdout, re.MULTILINE)

@@ -43,7 +43,7 @@ def test_a_replay_has_no_other_level_than_its_recording(project: Project) -> Non
     how = "trace, or record for a replay, with --negativa-level=launch"
     assert how in project.negativa("needs", "-k", "passes", status=1).stderr
     assert how in " ".join(project.negativa("tests").stdout.split())
-    ways = "; next: negativa lock --unproved, or pytest --negativa on a machine with a GPU\n"
+    ways = "; next: pytest --negativa on a machine with a GPU, or negativa lock --unproved\n"
     assert project.negativa("lock", status=1).stderr.endswith(ways)
 
 

@@ -10,7 +10,15 @@ from click.testing import CliRunner
 from pytest_negativa.cli.main import main
 from pytest_negativa.storage.runs import Run
 from tests.support.recordings import rewrite
-from tests.support.sessions import FIRST_USES, HEADLINE, KERNELS, LOADED, Project, used_kernels
+from tests.support.sessions import (
+    FIRST_USES,
+    HEADLINE,
+    KERNELS,
+    LOADED,
+    PROVE_EACH,
+    Project,
+    used_kernels,
+)
 
 
 @pytest.fixture
@@ -99,7 +107,7 @@ def test_locate_a_recording(recorded: Project) -> None:
 
     assert done.stdout.startswith(f"{HEADLINE}\n\nlibrary ")
     # Nothing tells how that session ended.
-    assert done.stderr == "Next: negativa lock --unproved\n"
+    assert done.stderr == PROVE_EACH
     # Every other library of that machine isn't here, and is named.
     assert "libcuda.so.580.159.04: not found" in done.stdout
     assert [tuple(d[:2]) for d in recorded.plan() if d[2]] == list(LOADED)
@@ -146,7 +154,7 @@ def test_copies_that_are_not_compacted(recorded: Project) -> None:
         done = recorded.negativa(*reconstruct, "--copies", "compacted")
         assert f"libquickstart.so: {state}, " in done.stdout
         assert " overwritten instead of compacted: saves only " in done.stdout
-        assert done.stderr.endswith("Next: negativa lock --unproved\n")
+        assert done.stderr.endswith(PROVE_EACH)
     assert "compacted" not in recorded.negativa(*reconstruct).stdout
 
 

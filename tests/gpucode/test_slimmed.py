@@ -26,7 +26,7 @@ from pytest_negativa.models.library import (
     Scope,
 )
 from pytest_negativa.models.spans import size as span_size
-from pytest_negativa.planning.reachable import reach
+from pytest_negativa.planning.reachable import reachable_code
 from pytest_negativa.rewriting.compact.cut import cut_library
 from pytest_negativa.rewriting.layout import Edits, Fill
 from pytest_negativa.rewriting.plan_edits import overwrite, trim_kernels
@@ -343,7 +343,7 @@ class TestNamelessFunctions:
         assert after.device_functions == ()
         # Whoever plans must still see that more is called than is listed.
         assert len(after.calls) == 2
-        assert reach(after, [after.kernels[0].name]) == (
+        assert reachable_code(after, [after.kernels[0].name]) == (
             "calls of functions that are not in its tables"
         )
 

@@ -11,7 +11,7 @@ from pytest_negativa.arch import SmArch
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Cubin, Function, LibraryMap, Scope
 from pytest_negativa.models.spans import Span
-from pytest_negativa.planning.reachable import Reach, launchable, reach
+from pytest_negativa.planning.reachable import Reach, launchable_kernels, reachable_code
 from tests.support.libraries import BIN
 
 POINTED_AT = {
@@ -36,7 +36,7 @@ def kept_of(name: str, *kernels: str) -> set[str]:
     library_map = read_library(BIN / name, Scope(devices=("9.0",)))
     [cubin] = cubins(library_map)
     names = library_map.names
-    found = reach(cubin, [names.index(kernel) for kernel in kernels])
+    found = reachable_code(cubin, [names.index(kernel) for kernel in kernels])
     assert isinstance(found, Reach)
     kept = {names[index] for index in found.kept}
     code = {
@@ -138,7 +138,7 @@ def ranges(*indices: int) -> tuple[Span, ...]:
 def test_closure(
     changes: dict[str, object], roots: tuple[int, ...], unused: tuple[int, ...]
 ) -> None:
-    found = reach(cubin(**changes), roots)
+    found = reachable_code(cubin(**changes), roots)
 
     assert isinstance(found, Reach)
     assert found.unused == ranges(*unused)
@@ -158,12 +158,12 @@ def test_closure(
     ],
 )
 def test_launches_from_the_device(changes: dict[str, object], launched: set[int]) -> None:
-    assert launchable(cubin(**changes), 0) == launched
+    assert launchable_kernels(cubin(**changes), 0) == launched
 
 
 def test_two_names_of_one_code_stay_if_one_does() -> None:
     aliases = (Function(0, 0x100, 16), Function(1, 0x100, 16), Function(2, 0x110, 16))
-    found = reach(cubin(kernels=aliases, device_functions=(), calls=((1, 9),)), (1,))
+    found = reachable_code(cubin(kernels=aliases, device_functions=(), calls=((1, 9),)), (1,))
 
     assert found == Reach(frozenset({0, 1}), (Span(0x110, 0x120),), 32)
 
@@ -185,7 +185,7 @@ def test_two_names_of_one_code_stay_if_one_does() -> None:
     ],
 )
 def test_what_cant_be_told(changes: dict[str, object], reason: str) -> None:
-    found = reach(cubin(**changes), (1,))
+    found = reachable_code(cubin(**changes), (1,))
 
     assert isinstance(found, str)
     assert reason in found

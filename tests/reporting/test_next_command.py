@@ -45,7 +45,10 @@ def test_from_trace_to_lock(run: Run) -> None:
 
 def test_a_combined_run_can_not_be_verified(run: Run) -> None:
     run.outcomes_file.unlink()
-    assert next_line(run) == "Next: negativa lock --unproved"
+    way = "Next: pytest --negativa-verify for each run that is not proved, then negativa combine"
+    assert next_line(run) == way
+    write_record(run.verdict_file, verdict_of())
+    assert next_line(run) == "Next: negativa lock"
 
 
 @pytest.mark.parametrize(
@@ -72,5 +75,8 @@ def test_without_a_plan(run: Run) -> None:
     assert next_line(run) == "Next: negativa inspect"
     run.mark("failed", "it ended with exit status 3")
     assert next_line(run) == "Next: negativa trace"
+
+
+def test_a_replay_leads_to_no_lock_that_could_take_the_place_of_a_proved_one(run: Run) -> None:
     write_record(run.report_file, report(replay="No GPU: replaying."))
     assert next_line(run) == "Next: negativa trace on a machine with a GPU"

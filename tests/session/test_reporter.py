@@ -126,7 +126,7 @@ def test_figures_of_quickstart(quickstart: Project) -> None:
     assert f"{shown}\n" == (
         f"{HEADLINE}\n{NO_GPU_LINE}\n\n{TABLE}\n{COVERAGE}\n{UNUSED}\n"
         "Reports: .negativa/report.md\n\n"
-        "Next: negativa lock --unproved, or pytest --negativa on a machine with a GPU\n"
+        "Next: pytest --negativa on a machine with a GPU\n"
     )
     assert done.stderr == ""
     assert [p.name for p in quickstart.runs()] == [str(run)]

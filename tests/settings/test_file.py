@@ -462,7 +462,9 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     (tmp_path / "negativa.yaml").write_bytes(b"\xef\xbb\xbfdirectory: out")
-    assert load_config(tmp_path / "negativa.yaml").values["directory"].value == "out"
+    assert load_config(tmp_path / "negativa.yaml").values["directory"].value == str(
+        tmp_path / "out"
+    )
 
 
 KEYS = sorted({key for option in OPTIONS for key in option.name.split(".")})

@@ -299,14 +299,14 @@ def environ_for(case: Case) -> dict[str, str]:
 
 @pytest.fixture
 def file_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Loads a file that sets the option of a case, as if it were /project/conf/n.yaml."""
+    """Loads a file that sets the option of a case; for ``get`` it is /project/conf/n.yaml."""
 
     def load(case: Case) -> ConfigFile:
         section, _, key = case.name.rpartition(".")
-        path = tmp_path / "n.yaml"
+        path = tmp_path / "project" / "conf" / "n.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{section}:\n  {key}: {case.yaml}\n" if section else f"{key}: {case.yaml}")
-        loaded = load_config(path)
-        return ConfigFile(path="/project/conf/n.yaml", was_searched=False, values=loaded.values)
+        return load_config(path)
 
     return load
 
@@ -316,7 +316,10 @@ def get(found: Settings, name: str) -> Any:
     for key in name.split("."):
         value = value[key]
     # Lists and tuples are the same to a reader of plain values.
-    return msgspec.json.decode(msgspec.json.encode(value))
+    text = msgspec.json.encode(value).decode()
+    if found.config is not None:
+        text = text.replace(str(Path(found.config).parents[2]), "")
+    return msgspec.json.decode(text)
 
 
 def run(flags: Any, environ: Any, config: ConfigFile | None) -> Settings:

@@ -26,6 +26,9 @@ NO_GPU_LINE = (
     "No GPU: replaying the trace recorded on NVIDIA H200 (compute capability 9.0), 2026-11-21; "
     "nothing is proved here."
 )
+PROVE_EACH = (
+    "Next: pytest --negativa-verify for each run that is not proved, then negativa combine\n"
+)
 HEADLINE = "60.2 kB of 67.2 kB GPU code (89.6%) in 1 library is unused on NVIDIA H200 (9.0)."
 
 # libquickstart.so has four regions of seven elements; an H200 loads the fourth of each.

@@ -103,8 +103,7 @@ static int take_cupti(void) {
     } else {
         error = subscribe_v2(&taken, on_call, NULL, &params);
         params.struct_size = old_size;
-        if (error == CUPTI_INVALID_PARAMETER)
-            error = subscribe_v2(&taken, on_call, NULL, &params);
+        if (error == CUPTI_INVALID_PARAMETER) error = subscribe_v2(&taken, on_call, NULL, &params);
     }
     if (error != 0) {
         if (error == CUPTI_MULTIPLE_SUBSCRIBERS)
