@@ -177,7 +177,8 @@ class WorkDifference(Record, frozen=True, kw_only=True):
         library: real path of the original, or the file name of a library without a copy; None if
             no library is known to hold it.
         image: file offset in hex, or the SHA-256 of an image in memory; None if not known.
-        kernel: mangled name; None for an image whose kernels were not looked up.
+        kernel: mangled name of a kernel or variable, or what else was done with the image; None
+            for an image whose kernels were not looked up.
         test: the test, or the phase of the session, that used it first or launched it.
         nodeid: the node id of that test, or of the module or class of a fixture.
         note: what else is known of it.

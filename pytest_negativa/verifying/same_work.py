@@ -27,7 +27,15 @@ from msgspec.structs import replace
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.spans import MovedSpan, covers, minus
-from pytest_negativa.models.trace import LAUNCHES_CUT, Context, Phase, Role, Usage, UsageProcess
+from pytest_negativa.models.trace import (
+    LAUNCHES_CUT,
+    Context,
+    ImageUse,
+    Phase,
+    Role,
+    Usage,
+    UsageProcess,
+)
 from pytest_negativa.models.verdict import (
     NeededSpan,
     WorkDifference,
@@ -41,6 +49,9 @@ from pytest_negativa.verifying.process_ends import command_of
 # Of the words of a child's command, characters.
 _MAX_COMMAND = 200
 
+# Usage doesn't tell who looked a variable up, or enumerated an image.
+_UNKNOWN = Context(phase=Phase.PROCESS, detail="an unknown test")
+
 # CUresult in cuda.h of a process's state: memory, devices, contexts, faults of earlier launches.
 _OF_STATE = frozenset({2, 3, 4, 46, 100, 101, 201, 304, 600, 999}).union(
     range(700, 722), range(802, 811), range(900, 912)
@@ -49,7 +60,7 @@ _OF_STATE = frozenset({2, 3, 4, 46, 100, 101, 201, 304, 600, 999}).union(
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A kernel that was looked up, an image without look-ups, or a child's use of the GPU.
+    """A symbol that was looked up, an image without look-ups, or a child's use of the GPU.
 
     Each is named alike in every run.
 
@@ -57,7 +68,7 @@ class Use:
         library: real path of the original if it has a copy, else the file's name; None for an
             image that lay in memory only.
         image: file offset in the original, or SHA-256; None if ``kernel`` tells enough.
-        kernel: mangled name.
+        kernel: mangled name of a kernel or variable, or what else was done.
     """
 
     library: str | None
@@ -107,11 +118,15 @@ def uses_of(usage: Usage, places: Places) -> dict[Use, Context]:
             name, offset = places.find(library.library.path, image.offset)
             for kernel, first in image.kernels.items():
                 uses[Use(name, offset, kernel)] = usage.context_of(first)
+            for symbol in _symbols_of(image):
+                uses.setdefault(Use(name, offset, symbol), _UNKNOWN)
             if not image.kernels:
                 uses[Use(name, offset, None)] = usage.context_of(image.first)
     for memory in (*usage.memory_images, *usage.compiled):
         for kernel, first in memory.kernels.items():
             uses.setdefault(Use(None, None, kernel), usage.context_of(first))
+        for symbol in _symbols_of(memory):
+            uses.setdefault(Use(None, None, symbol), _UNKNOWN)
     for memory in usage.memory_images:
         if not memory.kernels:
             uses[Use(None, memory.sha256, None)] = usage.context_of(memory.first)
@@ -122,6 +137,12 @@ def uses_of(usage: Usage, places: Places) -> dict[Use, Context]:
         context = child.last or Context(phase=Phase.PROCESS)
         uses.setdefault(Use(None, None, f"the GPU by {command}"), context)
     return uses
+
+
+def _symbols_of(image: ImageUse) -> Iterator[str]:
+    """What else than kernels was asked for in an image, for people."""
+    yield from (*image.data, *image.functions)
+    yield from (f"all kernels, by {call}," for call in image.enumerated_by)
 
 
 def _gpu_children(usage: Usage) -> Iterator[UsageProcess]:

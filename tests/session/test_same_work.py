@@ -138,6 +138,42 @@ def test_at_import(tmp_path: Path, fault: PlantedFault, workers: tuple[str, ...]
     assert (work["kernel"], work["test"]) == (MULTIPLY, "collection")
 
 
+ASKS_FOR_A_VARIABLE = """
+import standin_gpu
+
+def test_use():
+    use(LIB, 0)
+    if ROUND != "verify":
+        recorder, handle = standin_gpu._current.recorder, hash((str(LIB), 0))
+        {ask}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ask", "what"),
+    [
+        ('recorder.data("cuLibraryGetGlobal", handle, b"table", "global")', "table"),
+        pytest.param(
+            'recorder.enumerated("cuLibraryEnumerateKernels", handle)',
+            "all kernels, by cuLibraryEnumerateKernels,",
+            marks=pytest.mark.nightly,
+        ),
+    ],
+    ids=["variable", "enumeration"],
+)
+@pytest.mark.planted_fault(
+    "A variable that was looked up when traced, or a list of all kernels, is asked for no more on "
+    "the copies.",
+    says="used when traced, but not on the copies",
+)
+def test_a_variable(tmp_path: Path, fault: PlantedFault, ask: str, what: str) -> None:
+    suite = ASKS_FOR_A_VARIABLE.replace("{ask}", ask)
+    project = VerifiedProject(tmp_path / "project", suite).trace()
+    fault.check(project.verify(status=1))
+    assert [w["kernel"] for w in project.verdict["work"]] == [what]
+
+
 # On the copies alone, as code does that looks at how fast the GPU is, or at what it remembers.
 SWALLOWED = """
 def test_use():

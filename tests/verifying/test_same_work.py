@@ -149,6 +149,37 @@ def test_what_is_left_out_is_named(copies: Usage, left_out: list[str]) -> None:
     assert texts(TRACED, copies) == [f"{what}, first used in {A}" for what in left_out]
 
 
+@pytest.mark.parametrize(
+    ("asked", "what"),
+    [
+        ({"data": ("table",)}, "table"),
+        ({"functions": ("callback",)}, "callback"),
+        (
+            {"enumerated_by": ("cuLibraryEnumerateKernels",)},
+            "all kernels, by cuLibraryEnumerateKernels,",
+        ),
+    ],
+    ids=["variable", "function", "enumeration"],
+)
+def test_variables_and_enumerations_are_work_too(
+    asked: Mapping[str, Sequence[str]], what: str
+) -> None:
+    traced = usage({"/lib/a.so": {16: ["k"]}}, memory={"d1": ["m"]})
+    [library], [memory] = traced.libraries, traced.memory_images
+    asking = replace(
+        traced,
+        libraries=(replace(library, images=(replace(library.images[0], **asked),)),),
+        memory_images=(replace(memory, **asked),),
+    )
+    assert texts(asking, traced) == [
+        f"{name}, first used in an unknown test" for name in (what, f"{what} of a.so")
+    ]
+    assert compare(asking, asking) == compare(traced, asking) == ()
+    # Nothing tells whether one of these tests did it, so they must do it if the originals show it.
+    part = work_of_part(Work.of(asking, NO_COPIES), {str(A.nodeid)}, Work.of(traced, NO_COPIES))
+    assert part == Work.of(traced, NO_COPIES)
+
+
 def test_a_kernel_of_another_place_is_another_kernel() -> None:
     moved = usage({"/lib/a.so": {16: ["l"], 64: ["k"]}}, memory={"d1": ["m"], "d2": []})
     assert texts(TRACED, moved) == [f"k of a.so, first used in {A}"]
