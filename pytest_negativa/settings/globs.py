@@ -20,6 +20,7 @@ from pytest_negativa.models.settings import Libraries, Limits, Settings
 _T = TypeVar("_T")
 
 DISTRIBUTION_PREFIX = "dist:"
+_COMMAND_PREFIX = "command:"
 
 
 class LibraryNames(NamedTuple):
@@ -52,6 +53,13 @@ def matches_library(glob: str, library: LibraryNames) -> bool:
         return matches(glob, library.path) or matches(f"*/{glob}", library.path)
     names = (Path(library.path).name, library.soname)
     return any(name is not None and matches(glob, name) for name in names)
+
+
+def matches_command(glob: str, command: str) -> bool:
+    """Whether ``glob`` has the prefix ``command:`` and matches a process's whole command line."""
+    return glob.startswith(_COMMAND_PREFIX) and matches(
+        glob.removeprefix(_COMMAND_PREFIX).strip(), command
+    )
 
 
 def limit_of(limits: Mapping[str, _T], library: LibraryNames) -> _T | None:
