@@ -20,8 +20,7 @@ from pytest_negativa.cli.common import (
     print_variables,
     settings_of,
 )
-from pytest_negativa.hostcode.page_logs import encode_misses
-from pytest_negativa.hostcode.page_logs import read_misses
+from pytest_negativa.hostcode.page_logs import encode_misses, read_misses
 from pytest_negativa.hostcode.process_pages import pages_of_process
 from pytest_negativa.processes.auditors import misses_environment
 from pytest_negativa.reporting.pages import render_misses

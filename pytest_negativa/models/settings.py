@@ -105,13 +105,6 @@ class CopyKind(str, enum.Enum):
     COMPACTED = "compacted"
 
 
-class OpenedPolicy(str, enum.Enum):
-    """Consequence if a process opened an original while the tests ran on the copies."""
-
-    NOT_PROVED = "not-proved"
-    NOTE = "note"
-
-
 class Verify(Record, frozen=True, kw_only=True):
     """Settings of a proof, and of healing if the proof fails.
 
@@ -120,14 +113,14 @@ class Verify(Record, frozen=True, kw_only=True):
         rerun: how often tests that differ run on the originals, at most; None: see the option.
         timeout: seconds; see the option.
         tolerate: in what equal outcomes of a test may differ.
-        opened_originals: what follows if a process opened an original meanwhile.
+        opened_originals: globs of libraries and commands; see ``settings.globs.matches_command``.
     """
 
     copies: CopyKind
     rerun: NonNegative | None
     timeout: NonNegative | None
     tolerate: tuple[Aspect, ...]
-    opened_originals: OpenedPolicy
+    opened_originals: tuple[str, ...]
 
 
 class Reports(Record, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -36,11 +36,13 @@ class FileUser:
         started: when it began, seconds since the epoch; up to a second too early. 0 for what this
             process runs in, such as a wrapper: no test started that.
         listens: it waits for connections, so that a test may talk to it.
+        command: its command line, with spaces between the words; empty for this process.
     """
 
     who: str
     started: float
-    listens: bool = False
+    listens: bool = field(default=False, compare=False)
+    command: str = field(default="", compare=False)
 
     def may_be_younger(self, when: float) -> bool:
         """Whether it may have begun after this time."""
@@ -104,7 +106,8 @@ def users_of(
                 # Tests inherit what this one has open, however old it is.
                 started = math.inf if is_own else started
                 listens = not (is_own or is_ancestor) and _listens(process)
-                user = FileUser(_describe(process), started, listens)
+                command = "" if is_own else _command(process)
+                user = FileUser(_describe(process), started, listens, command)
                 yield from ((path, user) for path in sorted(used))
 
 
@@ -149,6 +152,11 @@ def _processes() -> Iterator[Path]:
 
 def _describe(process: Path) -> str:
     return f"process {process.name} ({(process / 'exe').readlink()})"
+
+
+def _command(process: Path) -> str:
+    words = (process / "cmdline").read_text("utf-8", "surrogateescape")
+    return words.rstrip("\0").replace("\0", " ")
 
 
 def _open_names(process: Path) -> Iterator[str]:

@@ -18,7 +18,7 @@ import select
 import struct
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,15 +54,17 @@ class Opens:
 
     Attributes:
         times: by path: how often the file was opened, at least. Equal events in a row are one.
-        openers: by path: the processes that had it open or mapped shortly after, in words.
+        openers: by path: processes that had it open or mapped shortly after, and not before.
+        unexplained: paths that were opened more often than openers were found.
         unseen: by path: why opens may have been missed.
-        strangers: by path of a copy: processes that used it without the redirect, in words.
+        strangers: by path of a copy: processes that used it without the redirect.
     """
 
     times: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    openers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    openers: dict[str, tuple[FileUser, ...]] = field(default_factory=dict)
+    unexplained: set[str] = field(default_factory=set)
     unseen: dict[str, str] = field(default_factory=dict)
-    strangers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    strangers: dict[str, tuple[FileUser, ...]] = field(default_factory=dict)
 
 
 class OpenWatch:
@@ -90,6 +92,8 @@ class OpenWatch:
         self._files: dict[str, tuple[int, int]] = {}
         self.opens = Opens()
         self._searches = 0
+        # Who uses a file by now opened it before.
+        self._users: set[tuple[str, FileUser]] = set()
         self._inotify: int | None = None
         self._process = process_mark()
         self._stack = contextlib.ExitStack()
@@ -119,6 +123,8 @@ class OpenWatch:
                 self._by_watch[watch].append(path)
         self._inotify = inotify
         self._try_canaries()
+        if self._finds_openers:
+            self._users.update(users_of(self._paths))
 
     def _watch_canary(self, inotify: int, folder: str) -> int:
         """Watch a folder on its device, but not for opens of its files; the device."""
@@ -220,6 +226,7 @@ class OpenWatch:
 
     def add_events(self, data: bytes) -> None:
         """Count the opens of a buffer of events, and look for the processes."""
+        opened = Counter[str]()
         for watch, mask in _events(data):
             if mask & _IN_Q_OVERFLOW:
                 self.opens.unseen.update(dict.fromkeys(self._paths, "too many opens at a time"))
@@ -229,13 +236,24 @@ class OpenWatch:
                     self.opens.unseen.setdefault(path, _REPLACED)
             if not mask & self._event:
                 continue
-            for path in self._by_watch.get(watch, ()):
-                self.opens.times[path] += 1
-                is_new = path not in self.opens.openers and self._searches < _MOST_SEARCHES
-                if self._finds_openers and is_new:
-                    self._searches += 1
-                    if found := dict.fromkeys(user.who for _, user in users_of([path])):
-                        self.opens.openers[path] = tuple(found)
+            opened.update(self._by_watch.get(watch, ()))
+        for path, times in opened.items():
+            self.opens.times[path] += times
+        if opened and self._finds_openers:
+            self._find_openers(opened)
+
+    def _find_openers(self, opened: Counter[str]) -> None:
+        """Look for the processes that use the files by now and did not before."""
+        self._searches += 1
+        users = users_of(opened) if self._searches <= _MOST_SEARCHES else ()
+        found = [use for use in users if use not in self._users]
+        for path, times in opened.items():
+            new = [user for used, user in found if used == path]
+            if len(new) < times:
+                self.opens.unexplained.add(path)
+            if new:
+                self.opens.openers[path] = (*self.opens.openers.get(path, ()), *new)
+        self._users.update(found)
 
 
 class CopyWatch(OpenWatch):
@@ -275,7 +293,7 @@ class CopyWatch(OpenWatch):
         for user, paths in found.items():
             for path in paths if self._auditor not in paths else ():
                 known = self.opens.strangers.get(path, ())
-                self.opens.strangers[path] = tuple(dict.fromkeys((*known, user.who)))
+                self.opens.strangers[path] = tuple(dict.fromkeys((*known, user)))
 
 
 class CodeFileWatch(OpenWatch):

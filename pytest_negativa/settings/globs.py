@@ -20,6 +20,7 @@ from pytest_negativa.models.settings import Libraries, Limits, Settings
 _T = TypeVar("_T")
 
 DISTRIBUTION_PREFIX = "dist:"
+_COMMAND_PREFIX = "command:"
 
 LIMIT_OPTIONS = (
     "coverage.fail_under",
@@ -73,6 +74,13 @@ def matches_library(glob: str, library: LibraryNames) -> bool:
 def first_glob(globs: Iterable[str], library: LibraryNames) -> str | None:
     """The first of the globs that matches a library; None if none does."""
     return next((glob for glob in globs if matches_library(glob, library)), None)
+
+
+def matches_command(glob: str, command: str) -> bool:
+    """Whether ``glob`` has the prefix ``command:`` and matches a process's whole command line."""
+    return glob.startswith(_COMMAND_PREFIX) and matches(
+        glob.removeprefix(_COMMAND_PREFIX).strip(), command
+    )
 
 
 def limit_of(limits: Mapping[str, _T], library: LibraryNames) -> _T | None:

@@ -343,10 +343,12 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         name="verify.opened_originals",
         flag_name="opened-originals",
-        value="{not-proved,note}",
-        default="not-proved",
-        help="Fail the proof if a process opens an original, or only note it.",
-        detail="While the tests run on the copies, such a process may run on the original.",
+        value="GLOB",
+        help="Ignore processes that open the originals of these libraries.",
+        detail="`command:GLOB` names processes by their whole command line, instead of libraries. "
+        "While the tests run on the copies, each other process that opens an original may run on "
+        "it, and the library is not proved. The verdict notes what was opened.",
+        is_repeated=True,
         requires=_PROVED,
     ),
     Option(

@@ -17,10 +17,7 @@ from msgspec.structs import replace
 from pytest_negativa.errors import ReconstructError, refusing
 from pytest_negativa.gpucode.source import ByteSource, digest_of, opened
 from pytest_negativa.models.file_state import FileState
-from pytest_negativa.rewriting.layout import Edits
-from pytest_negativa.rewriting.layout import FileLayout
-from pytest_negativa.rewriting.layout import state_at
-from pytest_negativa.rewriting.layout import write_layout
+from pytest_negativa.rewriting.layout import Edits, FileLayout, state_at, write_layout
 from pytest_negativa.slimming.tree import ORIGINALS_MARK, staged_name
 from pytest_negativa.storage.atomic import NewFile, copy_metadata, set_mtime, sync_file, sync_folder
 from pytest_negativa.storage.shared_folders import make_folder

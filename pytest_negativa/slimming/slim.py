@@ -14,12 +14,8 @@ import resource
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError
-from pytest_negativa.errors import ReconstructError
-from pytest_negativa.errors import refusing
-from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.gpucode.source import digest_of
-from pytest_negativa.gpucode.source import read_fact
+from pytest_negativa.errors import NegativaError, ReconstructError, refusing
+from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.slimming import (
     PROBLEMS,

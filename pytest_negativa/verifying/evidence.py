@@ -68,8 +68,8 @@ class Attempt:
         compare_launches: both runs counted every launch.
         originals: by node id: how a test ended on the originals after that, each time that it ran.
         loads: which processes loaded what.
-        opened: see ``opened_originals``; and younger processes, see ``held_originals``.
-        held: older processes, see ``held_originals``.
+        opened, held: by real path of an original: uses of it that speak against it, and others;
+            see ``opened_originals`` and ``held_originals``.
         files: see ``judge_files``.
         armed: by real path of the original: removed code that is watched, see ``tripwire``.
         touches: who touched it.

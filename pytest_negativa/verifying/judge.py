@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
-from pytest_negativa.models.settings import Granularity, OpenedPolicy
+from pytest_negativa.models.settings import Granularity
 from pytest_negativa.models.spans import Span, intersection, size
 from pytest_negativa.models.verdict import (
     NEEDS,
@@ -107,7 +107,6 @@ def judge(attempt: Attempt) -> Verdict:
             left_out=details_by_library(against),
             opened=attempt.opened,
             held=attempt.held,
-            policy=attempt.settings.opened_originals,
             armed={p: s for p, s in attempt.armed.items() if p in attempt.touches.watched},
         )
     )
@@ -327,7 +326,6 @@ def judge_libraries(
     left_out: Mapping[str, str] = MappingProxyType({}),
     opened: Mapping[str, str] = MappingProxyType({}),
     held: Mapping[str, str] = MappingProxyType({}),
-    policy: OpenedPolicy = OpenedPolicy.NOT_PROVED,
     armed: Mapping[str, tuple[Span, ...]] = MappingProxyType({}),
 ) -> Iterator[ProvedLibrary]:
     """Each library with a plan, the one with the most unused bytes first.
@@ -335,10 +333,8 @@ def judge_libraries(
     Args:
         left_out: by real path: what of a library was not used on the copies.
         opened, held: see ``Attempt``.
-        policy: what follows from ``opened``.
         armed: see ``Attempt``.
     """
-    only_noted = policy is OpenedPolicy.NOTE
     copies = {c.library.path: c for c in reconstruction.libraries}
     for plan in sorted(plans, key=lambda p: (-p.unused_bytes, p.library.path)):
         path = plan.library.path
@@ -351,14 +347,14 @@ def judge_libraries(
             loads,
             loaded=loaded,
             doubt=None if tests_agree else left_out.get(path, TESTS_DIFFER),
-            opened=None if only_noted else opened.get(path),
+            opened=opened.get(path),
         )
         row = _row(plan, copy, armed.get(path, ()), status, detail)
-        noted = [opened.get(path) if only_noted else None, held.get(path)]
+        noted = [held[path]] if path in held else []
         yield replace(
             row,
             processes=len(loads.copies.get(path, ())),
-            notes=(*row.notes, *filter(None, noted)),
+            notes=(*row.notes, *noted),
         )
 
 

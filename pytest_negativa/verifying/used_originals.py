@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.installed.sites import Places
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction
@@ -25,83 +26,132 @@ from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary
 from pytest_negativa.processes.file_users import FileUser
 from pytest_negativa.processes.open_watch import Opens
 from pytest_negativa.reporting.units import format_items, format_names
+from pytest_negativa.settings.globs import LibraryNames, matches_command, matches_library
 from pytest_negativa.tracing.libraries import hash_library
 
 # No process loads a library from there, and some have very many files.
 _NOT_SEARCHED = frozenset({".git", "__pycache__", "node_modules"})
 _INSTALLED_ANEW = "its RECORD is another one than when it was traced"
 _NO_FILES = frozenset({"/dev", "/proc", "/sys"})
+_OR_NAME = "or name the library or the process's command in verify.opened_originals"
+
+
+class NamedUses:
+    """Uses of originals that the settings name: they are noted, and speak against nothing.
+
+    Args:
+        globs: of libraries and of commands, see ``verify.opened_originals``.
+        originals: the libraries.
+    """
+
+    def __init__(
+        self, globs: Sequence[str] = (), originals: Iterable[LibraryIdentity] = ()
+    ) -> None:
+        self._globs, self._places = globs, Places()
+        self._libraries = frozenset(one.path for one in originals if self._names(one))
+
+    def _names(self, library: LibraryIdentity) -> bool:
+        if not self._globs:
+            return False
+        owner = self._places.of(library.path).distribution
+        names = LibraryNames(library.path, library.soname, owner)
+        return any(matches_library(glob, names) for glob in self._globs)
+
+    def cover(self, original: str, users: Collection[FileUser] = ()) -> bool:
+        """Whether they name the library, or the command of each of its users."""
+        return original in self._libraries or (
+            bool(users)
+            and all(any(matches_command(g, user.command) for g in self._globs) for user in users)
+        )
+
+
+_NONE = NamedUses()
 
 
 def opened_originals(
     rounds: Sequence[Opens],
     twins: Mapping[str, str] = MappingProxyType({}),
     copies: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, str]:
+    named: NamedUses = _NONE,
+) -> tuple[dict[str, str], dict[str, str]]:
     """By real path of an original: who opened it, or why that could not be watched; and what to do.
 
     Args:
         rounds: what was seen in each round on the copies. This package opens no original meanwhile.
         twins: by path of another file with the content of an original: the original.
         copies: by path of a copy: the original.
+        named: what is a note.
+
+    Returns:
+        What speaks against a library, and notes.
     """
-    found: dict[str, str] = {}
+    against: dict[str, str] = {}
+    noted: dict[str, str] = {}
+
+    def add(original: str, reason: str, users: Collection[FileUser] = ()) -> None:
+        found = noted if named.cover(original, users) else against
+        found.setdefault(original, reason)
+
     originals = {**twins, **copies}
     for opens in rounds:
         for path, times in opens.times.items():
-            reason = _opened(path, times, opens.openers.get(path, ()), is_twin=path in twins)
-            found.setdefault(twins.get(path, path), reason)
+            users = opens.openers.get(path, ())
+            reason = _opened(path, times, users, is_twin=path in twins)
+            add(twins.get(path, path), reason, () if path in opens.unexplained else users)
         for path, reason in opens.unseen.items():
-            found.setdefault(
+            add(
                 originals.get(path, path),
                 "nothing tells whether a process opened the original while the tests ran on the "
-                f"copies ({reason}); mend this, or set verify.opened_originals to note",
+                f"copies ({reason}); mend this, or name the library in verify.opened_originals",
             )
         for path, users in opens.strangers.items():
-            found.setdefault(
+            add(
                 copies[path],
-                f"{', '.join(users)} used the copy without the redirect, so what it needed was not "
-                "seen; pass the environment on to child processes, end what else uses the copy, or "
-                "set verify.opened_originals to note",
+                f"{_list(users)} used the copy without the redirect, so what it needed was not "
+                f"seen; pass the environment on to child processes, end what else uses the copy, "
+                f"{_OR_NAME}",
+                users,
             )
-    return found
+    return against, noted
+
+
+def _list(users: Iterable[FileUser]) -> str:
+    return ", ".join(dict.fromkeys(user.who for user in users))
 
 
 def held_originals(
     held: Iterable[tuple[str, FileUser]],
     since: float,
     twins: Mapping[str, str] = MappingProxyType({}),
+    named: NamedUses = _NONE,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """By real path of an original: who had it open or mapped before a round began.
 
     Args:
         held: an original or a twin, and a process that used it.
-        twins: see ``opened_originals``.
+        twins, named: see ``opened_originals``.
         since: when the traced run began, seconds since the epoch.
 
     Returns:
         The processes that a test may have started, for they are younger than the traced run, or
-        may talk to, for they listen; and other older ones.
+        may talk to, for they listen; and as notes those that are named, and other older ones.
     """
-    younger: dict[str, str] = {}
-    older: dict[str, str] = {}
+    against: dict[str, str] = {}
+    noted: dict[str, str] = {}
     for path, user in held:
+        original = twins.get(path, path)
+        found = noted if named.cover(original, [user]) else against
         what = f"{user.who} had the original open or mapped before the tests ran on the copies"
         if user.may_be_younger(since):
-            younger[twins.get(path, path)] = (
+            found[original] = (
                 f"{what}, and began after the traced run: a test may have started it or use it; "
-                "end it, or set verify.opened_originals to note"
+                f"end it, {_OR_NAME}"
             )
         elif user.listens:
-            younger[twins.get(path, path)] = (
-                f"{what}, and listens: a test may talk to it; end it, or set "
-                "verify.opened_originals to note"
-            )
+            found[original] = f"{what}, and listens: a test may talk to it; end it, {_OR_NAME}"
         else:
-            older[twins.get(path, path)] = (
-                f"{what}; if a test uses this process, end it and verify again"
-            )
-    return younger, older
+            noted[original] = f"{what}; if a test uses this process, end it and verify again"
+    return against, noted
 
 
 def lingering_processes(processes: Iterable[str]) -> Iterator[str]:
@@ -118,14 +168,14 @@ def lingering_processes(processes: Iterable[str]) -> Iterator[str]:
         )
 
 
-def _opened(path: str, times: int, openers: Sequence[str], *, is_twin: bool) -> str:
+def _opened(path: str, times: int, openers: Sequence[FileUser], *, is_twin: bool) -> str:
     what = f"{path}, which has the content of the original," if is_twin else "the original"
-    who = f"{', '.join(openers)} had it open or mapped then" if openers else "its opener is unknown"
+    who = f"{_list(openers)} had it open or mapped then" if openers else "its opener is unknown"
     return (
         f"a process opened {what} {format_items(times, 'time', 'times')} while the tests ran "
         f"on the copies ({who}) and may have run on it; pass the environment on to child "
-        "processes, stop what else reads the file (another session, a linker, a scanner), or set "
-        "verify.opened_originals to note"
+        "processes, stop what else reads the file (another session, a linker, a scanner), "
+        f"{_OR_NAME}"
     )
 
 

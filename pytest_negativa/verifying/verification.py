@@ -24,11 +24,8 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import NEEDS, NeededSpan, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep_needed_spans
-from pytest_negativa.processes.file_users import FileUser
-from pytest_negativa.processes.file_users import processes_with_driver
-from pytest_negativa.processes.file_users import wait_for_users
-from pytest_negativa.processes.open_watch import CopyWatch
-from pytest_negativa.processes.open_watch import OpenWatch
+from pytest_negativa.processes.file_users import FileUser, processes_with_driver, wait_for_users
+from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
 from pytest_negativa.processes.page_watch import watch_pages
 from pytest_negativa.processes.redirect import (
     make_table,
@@ -70,6 +67,7 @@ from pytest_negativa.verifying.same_outcome import Ends, ends_of, same_outcome, 
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
 from pytest_negativa.verifying.used_originals import (
+    NamedUses,
     find_twins,
     held_originals,
     judge_files,
@@ -132,7 +130,9 @@ class Verification:
         self._lingering += self._users_of_copies()
         usage = merge_when_ended(lambda: trace_files(rounds))
         opens = [r.opens for r in rounds]
-        started_since, held = held_originals(self._held, self._since, self._twins)
+        named = NamedUses(self.settings.verify.opened_originals, [p.plan.library for p in planned])
+        started_since, held = held_originals(self._held, self._since, self._twins, named)
+        opened, noted = opened_originals(opens, self._twins, self._copy_files, named)
         attempt = Attempt(
             traced=self.traced,
             plans=tuple(p.plan for p in planned),
@@ -153,8 +153,8 @@ class Verification:
                 self._unsubstituted,
                 traces_children=self.settings.trace.children,
             ),
-            opened={**started_since, **opened_originals(opens, self._twins, self._copy_files)},
-            held=held,
+            opened={**started_since, **opened},
+            held={**held, **noted},
             files=self._judge_files(),
             armed=self._armed,
             touches=read_touches(rounds, planned, reconstruction) if self._armed else Touches(),

@@ -16,8 +16,7 @@ from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
 from pytest_negativa.processes.auditors import watch_environment
 from pytest_negativa.processes.page_watch import prepare_logs
 from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.runs import LOST_NAME
-from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.runs import LOST_NAME, Run
 from pytest_negativa.tracing.libraries import state_of
 from tests.support.compiling import needs_compiler
 from tests.support.libraries import QUICKSTART_LIBRARY

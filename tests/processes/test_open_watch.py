@@ -49,7 +49,7 @@ def test_a_process_without_environment_is_seen_and_named(file: Path) -> None:
         linked.read_bytes()
     child.communicate()
     [opener] = watch.opens.openers[str(file)]
-    assert opener == f"process {child.pid} ({os.path.realpath(sys.executable)})"
+    assert opener.who == f"process {child.pid} ({os.path.realpath(sys.executable)})"
     assert watch.opens.times[str(file)] >= 1 and not watch.opens.unseen
 
 

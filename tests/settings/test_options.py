@@ -169,10 +169,10 @@ CASES = [
     ),
     Case(
         "verify.opened_originals",
-        ("note",), "note",
-        "note", "note",
-        "note", "note",
-        "not-proved",
+        ("liba.so", "command:*, b"), ["liba.so", "command:*, b"],
+        "liba.so,command:*b", ["liba.so,command:*b"],
+        "[liba.so]", ["liba.so"],
+        [],
     ),
     Case(
         "reports.formats",

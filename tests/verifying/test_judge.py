@@ -18,7 +18,6 @@ from pytest_negativa.models.reconstruction import (
     RepackedCubin,
 )
 from pytest_negativa.models.round import RoundKind
-from pytest_negativa.models.settings import OpenedPolicy
 from pytest_negativa.models.spans import Span, covers, size
 from pytest_negativa.models.trace import EAGER_LOADING, FirstUse, Refusal, UsageWarning
 from pytest_negativa.models.verdict import (
@@ -335,10 +334,9 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     path = made[0].library.path
     opened = judge(replace(attempt, opened={path: "opened"}))
     assert [row.detail for row in opened.libraries] == ["opened"] and opened.reasons == (COULD_NOT,)
-    noting = replace_fields(DEFAULTS.verify, opened_originals=OpenedPolicy.NOTE)
-    noted = judge(replace(attempt, opened={path: "opened"}, settings=noting))
+    noted = judge(replace(attempt, held={path: "opened"}))
     assert noted.proved and noted.libraries[0].notes == ("opened",)
-    other = judge(replace(attempt, opened={"/lib/other.so": "opened"}, settings=noting))
+    other = judge(replace(attempt, opened={"/lib/other.so": "opened"}))
     assert other.proved and other.libraries[0].notes == ()
 
     # The driver reads the headers of what it refuses.

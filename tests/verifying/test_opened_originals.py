@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from pytest_negativa.processes.redirect import (
     redirect_library,
     write_table,
 )
-from pytest_negativa.verifying.used_originals import held_originals, opened_originals
+from pytest_negativa.verifying.used_originals import NamedUses, held_originals, opened_originals
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import IS_ROOT, ROOT
@@ -68,16 +68,17 @@ def test_child():
 
 def test_each_round_counts_and_the_first_finding_is_told() -> None:
     unseen = Opens(unseen={"/a.so": "no descriptors", "/b.so": "no descriptors"})
-    opened = Opens(times={"/a.so": 1, "/c.so": 2}, openers={"/c.so": ("process 7 (/bin/x)",)})
-    found = opened_originals([opened, unseen])
+    user = FileUser("process 7 (/bin/x)", 1.0)
+    opened = Opens(times={"/a.so": 1, "/c.so": 2}, openers={"/c.so": (user,)})
+    found, _ = opened_originals([opened, unseen])
     assert found.keys() == {"/a.so", "/b.so", "/c.so"}
     assert "opened the original 1 time while" in found["/a.so"]
     assert "its opener is unknown" in found["/a.so"]
     assert "nothing tells whether" in found["/b.so"] and "no descriptors" in found["/b.so"]
     assert "2 times" in found["/c.so"]
     assert "process 7 (/bin/x) had it open or mapped then" in found["/c.so"]
-    assert all("set verify.opened_originals to note" in text for text in found.values())
-    assert opened_originals([Opens()]) == {}
+    assert all("in verify.opened_originals" in text for text in found.values())
+    assert opened_originals([Opens()]) == ({}, {})
 
 
 @pytest.fixture(scope="module")
@@ -140,11 +141,71 @@ def test_a_test_that_reads_the_original(traced: VerifiedProject, fault: PlantedF
 
 
 @pytest.mark.slow
-def test_a_setting_makes_it_a_note(traced: VerifiedProject) -> None:
-    shown = traced.verify("--negativa-opened-originals=note", FAULT="environment")
+def test_a_library_that_the_settings_name_may_be_read(traced: VerifiedProject) -> None:
+    """A test of a package's files reads them."""
+    traced.write("negativa.yaml", "verify: {opened_originals: /elsewhere/lib.so}\n")
+    traced.verify(status=1, FAULT="read")
+    traced.write("negativa.yaml", "verify: {opened_originals: project/lib.so}\n")
+    shown = traced.verify(FAULT="read")
+    (traced.folder / "negativa.yaml").unlink()
     assert "\nPROVED" in shown and "lib.so: a process opened the original 1 time" in shown
     [row] = traced.verdict["libraries"]
     assert row["status"] == "proved" and "opened the original" in row["notes"][-1]
+
+
+NOTEBOOK = "import mmap, sys; file = open(sys.argv[1]); "
+NOTEBOOK += "kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ); file.close(); "
+NOTEBOOK += "print(flush=True); sys.stdin.read()"
+
+
+@contextlib.contextmanager
+def using(path: Path, name: str) -> Iterator[None]:
+    """A process that has a file mapped, and this name at the end of its command line."""
+    with subprocess.Popen(
+        [sys.executable, "-c", NOTEBOOK, str(path), name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        yield
+        process.stdin.close()
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+@pytest.mark.slow
+def test_a_notebook_that_the_settings_name(traced: VerifiedProject) -> None:
+    """It began after the traced run, and speaks against nothing."""
+    with using(traced.folder / "lib.so", "notebook"):
+        shown = traced.verify("--negativa-opened-originals=command:* notebook")
+    assert "\nPROVED" in shown
+    assert "had the original open or mapped before the tests ran on the copies" in shown
+
+
+def test_each_opener_is_named_or_none_is(tmp_path: Path) -> None:
+    original, other = tmp_path / "a.so", tmp_path / "b.so"
+    for path in original, other:
+        path.write_bytes(b"a" * 5000)
+    named = NamedUses(["command:* notebook"])
+    watching = OpenWatch([str(original), str(other)])
+    with using(other, "notebook"), watching as watch, using(original, "notebook"):
+        wait_for(lambda: watch.opens.openers)
+        before = opened_originals([watch.opens], named=named)
+        # It used this one before, so nobody tells that it is the one that opened it again.
+        other.read_bytes()
+        with using(original, "else"):
+            wait_for(lambda: len(watch.opens.openers[str(original)]) == 2)
+    against, noted = before
+    assert not against and "opened the original 1 time" in noted[str(original)]
+    against, noted = opened_originals([watch.opens], named=named)
+    assert against.keys() == {str(original), str(other)} and not noted
+    assert "its opener is unknown" in against[str(other)]
 
 
 @pytest.mark.slow
@@ -219,12 +280,7 @@ def test_a_process_without_the_redirect_is_seen_while_it_uses_a_copy(tmp_path: P
     copy.write_bytes(b"a" * 5000)
     auditor = redirect_library()
     assert auditor is not None
-    code = (
-        "import mmap, sys; file = open(sys.argv[1]); "
-        "kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ); file.close(); "
-        "print(flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", code, str(copy)]
+    command = [sys.executable, "-c", NOTEBOOK, str(copy)]
     table, logs = tmp_path / "table", tmp_path / "logs"
     logs.mkdir()
     # Without a table, the auditor is unloaded at once.
@@ -240,9 +296,9 @@ def test_a_process_without_the_redirect_is_seen_while_it_uses_a_copy(tmp_path: P
                 while not (environ or watch.opens.strangers) and time.monotonic() < deadline:
                     time.sleep(0.01)
                 process.stdin.close()
-    [(path, [who])] = watch.opens.strangers.items()
-    assert path == str(copy) and who.startswith(f"process {process.pid} (")
-    found = opened_originals([watch.opens], copies={str(copy): "/a.so"})
+    [(path, [user])] = watch.opens.strangers.items()
+    assert path == str(copy) and user.who.startswith(f"process {process.pid} (")
+    found, _ = opened_originals([watch.opens], copies={str(copy): "/a.so"})
     assert "used the copy without the redirect" in found["/a.so"]
 
 
@@ -517,7 +573,7 @@ def test_a_static_program_that_opens_the_original(
     with OpenWatch([str(original)]) as watch:
         words = [str(root / path.name) for path in (program, original)]
         subprocess.run(words, env={}, check=True, preexec_fn=change)
-    fault.check(opened_originals([watch.opens])[str(original)])
+    fault.check(opened_originals([watch.opens])[0][str(original)])
 
 
 WATCHES = """
@@ -526,7 +582,7 @@ from pytest_negativa.processes.open_watch import OpenWatch
 from pytest_negativa.verifying.used_originals import opened_originals
 with OpenWatch(sys.argv[1:]) as watch:
     open(sys.argv[1]).close()
-print(*opened_originals([watch.opens]).values())
+print(*opened_originals([watch.opens])[0].values())
 """
 
 
