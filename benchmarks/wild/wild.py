@@ -1,9 +1,11 @@
 """Projects that nobody here wrote: each traced, proved, locked, slimmed with a spare.
 
-A file in ``projects/`` describes a project: its source, its build, its tests (or its program). It
-runs without us, then one command traces and proves it with its CPU code. With ``--next``, a copy of
-the packages is slimmed with a spare by the project's lock and trace, and the *next* project of the
-list runs on it.
+A file in ``projects/`` describes a project: its source, how it is ``installed``, its tests (or its
+program), and its ``known_failures``: a part of a test's name or of a reason, and its cause. It runs
+twice without us, and the second counts: the first compiles kernels. Then one command traces and
+proves it with its CPU code. With ``--next``, a copy of the packages is slimmed with a spare by the
+project's lock and trace, and the *next* project of the list runs on it; with ``--misses``, the
+pages that came back are counted, too.
 
 What a project gave is a JSON file in the folder of results, so a list can be run in pieces and on
 several machines. A project that has its file is not run again. Projects share the libraries of the
@@ -35,9 +37,10 @@ from typing import Any
 
 import yaml
 
-from pytest_negativa.storage.runs import RunsFolder
+from pytest_negativa.storage.runs import Run, RunsFolder
 
 _PROJECTS = Path(__file__).with_name("projects")
+_NEGATIVA = (sys.executable, "-m", "pytest_negativa")
 _PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark")
 
 
@@ -45,14 +48,15 @@ class _Project:
     """A project in its source folder, and the folder of what its steps leave.
 
     Args:
+        file: its facts.
         limit_s: seconds that a step may take.
     """
 
-    def __init__(self, name: str, sources: Path, folder: Path, limit_s: int) -> None:
-        self.name = name
-        self._facts = yaml.safe_load((_PROJECTS / f"{name}.yaml").read_text())
-        self._source = sources.absolute() / name
-        self._folder = folder.absolute() / name
+    def __init__(self, file: Path, sources: Path, folder: Path, limit_s: int) -> None:
+        self.name = file.stem
+        self._facts = yaml.safe_load(file.read_text())
+        self._source = sources.absolute() / self.name
+        self._folder = folder.absolute() / self.name
         self._folder.mkdir(parents=True, exist_ok=True)
         self._runs = self._folder / "negativa"
         self._report = self._folder / "report.json"
@@ -60,9 +64,10 @@ class _Project:
         self._plain: dict[str, Any] | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Build the project, and run its tests without us; once."""
+        """Build the project, and run its tests without us, when all is compiled; once."""
         if self._plain is None:
             self._build()
+            self.run("warm")
             self._plain = self.run("plain")
         return self._plain
 
@@ -77,23 +82,21 @@ class _Project:
                 raise SystemExit(f"{self.name}: cannot be built: see {self._folder}")
 
     def _start(
-        self, step: str, command: Sequence[object], packages: Path | None = None
+        self, step: str, command: Sequence[object], environ: Mapping[str, str] = os.environ
     ) -> dict[str, Any]:
-        """Run a command in the source folder, on a copy of packages; its output is a log."""
+        """Run a command in the source folder; its output is a log."""
         log = self._folder / f"{step}.log"
         variables = {name: str(value) for name, value in self._facts.get("environment", {}).items()}
-        own = [self._source / self._facts["python_path"]] if "python_path" in self._facts else []
-        copy = [packages] if packages is not None else []
-        if own or copy:
-            paths = [*map(str, [*own, *copy]), os.environ.get("PYTHONPATH", "")]
-            variables["PYTHONPATH"] = os.pathsep.join(paths)
+        if "python_path" in self._facts:
+            paths = self._source / self._facts["python_path"], environ.get("PYTHONPATH", "")
+            variables["PYTHONPATH"] = os.pathsep.join(map(str, paths))
         began = time.perf_counter()
         with log.open("w") as output:
             try:
                 status = subprocess.run(
                     list(map(str, command)),
                     cwd=self._source,
-                    env={**os.environ, **variables},
+                    env={**environ, **variables},
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     stdin=subprocess.DEVNULL,
@@ -107,14 +110,16 @@ class _Project:
         print(f"{self.name:16} {step:12} {status:4} {seconds:7.1f} s  {last[:90]}", flush=True)
         return {"status": status, "seconds": seconds}
 
-    def run(self, step: str, *flags: object, packages: Path | None = None) -> dict[str, Any]:
+    def run(
+        self, step: str, *flags: object, environ: Mapping[str, str] = os.environ
+    ) -> dict[str, Any]:
         """Run the tests, or the program."""
         if "program" in self._facts:
-            return self._start(step, ["bash", "-c", self._facts["program"]], packages)
+            return self._start(step, ["bash", "-c", self._facts["program"]], environ)
         outcomes = self._folder / f"{step}.xml"
         workers = ["-n", self._facts["workers"]] if "workers" in self._facts else []
         command = [*_PYTEST, *workers, *self._facts["tests"], f"--junitxml={outcomes}", *flags]
-        done = self._start(step, command, packages)
+        done = self._start(step, command, environ)
         return done | {"outcomes": _outcomes(outcomes)}
 
     def prove(self) -> dict[str, Any]:
@@ -150,13 +155,38 @@ class _Project:
             "kernels": sum(row["used_kernels"] for row in rows),
             "proved": proof["proved"],
             "reasons": proof["reasons"],
+            "cpu": self._read_pages(),
+        }
+
+    def _read_pages(self) -> dict[str, Any] | None:
+        """The verdict on CPU code, and its bytes; None without one."""
+        run = Run(RunsFolder(self._runs).latest)
+        if not run.page_verdict_file.exists():
+            return None
+        usage, verdict = (
+            json.loads(file.read_text()) for file in (run.host_usage_file, run.page_verdict_file)
+        )
+        watched = (span for library in usage["libraries"] for span in library["watched"])
+        return {
+            "bytes": sum(end - start for start, end in watched),
+            "untouched_bytes": sum(row["untouched_bytes"] for row in verdict["libraries"]),
+            "proved": verdict["proved"],
+            "reasons": verdict["reasons"],
         }
 
     def _negativa(self, *words: object) -> dict[str, Any]:
-        return self._start(str(words[0]), ["negativa", "--dir", self._runs, *words])
+        return self._start(str(words[0]), [*_NEGATIVA, "--dir", self._runs, *words])
 
-    def run_next(self, following: _Project, names: Sequence[str]) -> dict[str, Any]:
-        """Slim a copy of packages by this project, and run another one on it."""
+    def run_next(
+        self, following: _Project, names: Sequence[str], *, misses: bool
+    ) -> dict[str, Any]:
+        """Slim a copy of packages by this project, and run another one on it.
+
+        Args:
+            following: the other one.
+            names: of the packages.
+            misses: whether to count what came back, which takes time.
+        """
         before = following.plain().get("outcomes", {})
         lock, spare, site = (self._folder / name for name in ("negativa.lock", "spare", "site"))
         site.mkdir()
@@ -168,8 +198,14 @@ class _Project:
         run = RunsFolder(self._runs).latest
         pages = "--cpu-pages", run, "--spare", spare, "--spare-never-loaded"
         slim = self._negativa("slim", "--yes", "--lock", lock, *pages, site)
-        done = following.run(f"on-{self.name}", packages=site)
+        logs = self._folder / "misses"
+        shutil.rmtree(logs, ignore_errors=True)
+        environ = {**os.environ, "PYTHONPATH": f"{site}:{os.environ.get('PYTHONPATH', '')}"}
+        if misses:
+            environ |= _answer("misses", "--attach-env", logs, "--json")
+        done = following.run(f"on-{self.name}", environ=environ)
         sizes = size, _size(site)
+        came_back = _answer("misses", "--log", logs, "--json", site)["rows"] if misses else None
         shutil.rmtree(site)
         shutil.rmtree(spare, ignore_errors=True)
         after = done.get("outcomes", {})
@@ -181,9 +217,16 @@ class _Project:
             "slim_seconds": slim["seconds"],
             "sizes": sizes,
             "seconds": (following.plain()["seconds"], done["seconds"]),
+            "misses": None if came_back is None else sum(row["misses"] for row in came_back),
             "tests": len(after),
             "differing": {name: (before.get(name), after.get(name)) for name in names},
         }
+
+
+def _answer(*words: object) -> Any:
+    """What a command of ours prints as JSON."""
+    done = subprocess.run([*_NEGATIVA, *map(str, words)], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
 
 
 def _outcomes(report: Path) -> dict[str, str]:
@@ -205,10 +248,11 @@ def _size(site: Path) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    names = arguments.names or sorted(file.stem for file in _PROJECTS.glob("*.yaml"))
+    names = arguments.names or sorted(file.stem for file in arguments.projects.glob("*.yaml"))
     arguments.results.mkdir(parents=True, exist_ok=True)
+    files = [arguments.projects / f"{name}.yaml" for name in names]
     projects = [
-        _Project(name, arguments.sources, arguments.logs, arguments.limit) for name in names
+        _Project(file, arguments.sources, arguments.logs, arguments.limit) for file in files
     ]
     for number, project in enumerate(projects):
         result = arguments.results / f"{project.name}.json"
@@ -217,45 +261,72 @@ def _run(arguments: argparse.Namespace) -> None:
         facts: dict[str, Any] = {"name": project.name, "plain": project.plain()}
         facts["proof"] = project.prove()
         if arguments.next and len(projects) > 1:
-            facts["next"] = project.run_next(
-                projects[(number + 1) % len(projects)], arguments.packages
-            )
+            following = projects[(number + 1) % len(projects)]
+            facts["next"] = project.run_next(following, arguments.packages, misses=arguments.misses)
         result.write_text(json.dumps(facts, indent=1))
 
 
 def _page(arguments: argparse.Namespace) -> None:
     rows = [
-        ("project", "tests", "plain", "cost", "GPU code kept", "verdict", "next project on it"),
-        ("---", "---", "---:", "---:", "---:", "---", "---"),
-    ]
+        ("project", "installed", "tests", "plain", "cost", "GPU code left", "CPU code left",
+         "verdict", "CPU code", "libraries", "misses", "next project on it"),
+        ("---", "---", "---", "---:", "---:", "---:", "---:", "---", "---", "---:", "---:", "---"),
+    ]  # fmt: skip
+    failures: list[str] = []
     for file in sorted(arguments.results.glob("*.json")):
-        facts = json.loads(file.read_text())
-        plain, proof = facts["plain"], facts["proof"]
+        found = json.loads(file.read_text())
+        facts = yaml.safe_load((arguments.projects / file.with_suffix(".yaml").name).read_text())
+        plain, proof, following = found["plain"], found["proof"], found.get("next") or {}
         counts = Counter(plain.get("outcomes", {}).values())
-        kept, whole = (proof.get(name, 0) / 1e6 for name in ("kept_bytes", "bytes"))
+        cpu = proof.get("cpu") or {}
+        left = cpu.get("bytes", 0) - cpu.get("untouched_bytes", 0)
+        misses = following.get("misses")
         rows.append(
             (
-                facts["name"],
+                found["name"],
+                facts["installed"],
                 ", ".join(f"{n:,} {end}" for end, n in counts.most_common()) or "a program",
                 f"{plain['seconds']} s",
                 f"{proof['seconds'] / plain['seconds']:.1f}",
-                f"{kept:,.1f} of {whole:,.1f} MB",
-                "proved" if proof["proved"] else "; ".join(proof["reasons"]),
-                _describe_next(facts.get("next")),
+                _share(proof.get("kept_bytes", 0), proof.get("bytes", 0)),
+                _share(left, cpu["bytes"]) if cpu else "",
+                _verdict(proof),
+                _verdict(cpu) if cpu else "",
+                " -> ".join(f"{size / 1e6:,.0f}" for size in following.get("sizes", ())),
+                "" if misses is None else f"{misses:,}",
+                _describe_next(following) if following else "",
             )
         )
+        causes = facts.get("known_failures", {})
+        texts = [name for name, end in plain.get("outcomes", {}).items() if _failed(end)]
+        texts += [*proof["reasons"], *cpu.get("reasons", ())]
+        failures += (f"{found['name']}: {text}: {_cause(text, causes)}" for text in texts)
     for row in rows:
         print(f"| {' | '.join(row)} |")
+    print(*("", "Failures:", "", *(f"- {line}" for line in failures)) if failures else (), sep="\n")
 
 
-def _describe_next(found: Mapping[str, Any] | None) -> str:
-    if found is None:
-        return ""
-    before, after = (f"{size / 1e6:,.0f}" for size in found["sizes"])
+def _share(part: int, whole: int) -> str:
+    return f"{part / 1e6:,.1f} of {whole / 1e6:,.1f} MB"
+
+
+def _verdict(proof: Mapping[str, Any]) -> str:
+    return "proved" if proof["proved"] else "not proved"
+
+
+def _failed(end: str) -> bool:
+    return "failure" in end or "error" in end
+
+
+def _cause(text: str, causes: Mapping[str, str]) -> str:
+    return next((cause for part, cause in causes.items() if part in text), "cause not known")
+
+
+def _describe_next(found: Mapping[str, Any]) -> str:
     tests = found["tests"] or 1
     ended_otherwise = found["status"] != found["plain_status"]
     differing = len(found["differing"]) if found["tests"] else int(ended_otherwise)
-    return f"{found['project']}: {differing} of {tests:,} differ; {before} -> {after} MB"
+    return f"{found['project']}: {differing} of {tests:,} differ"
 
 
 def main() -> None:
@@ -271,11 +342,14 @@ def main() -> None:
     run.add_argument("--logs", type=Path, default=Path("wild-logs"))
     run.add_argument("--packages", nargs="+", default=["torch", "nvidia", "cupy"])
     run.add_argument("--next", action="store_true", help="slim, and run the next project on it")
+    run.add_argument("--misses", action="store_true", help="count what comes back to it")
     run.add_argument("--limit", type=int, default=580, help="seconds that a step may take")
     run.set_defaults(do=_run)
     page = commands.add_parser("page", help="print a table of the results")
     page.add_argument("--results", type=Path, required=True)
     page.set_defaults(do=_page)
+    for command in (run, page):
+        command.add_argument("--projects", type=Path, default=_PROJECTS, help="their files")
     arguments = parser.parse_args()
     arguments.do(arguments)
 

@@ -120,7 +120,7 @@ def widen_lock(lock: Lock, logs: Sequence[Misses], places: Sequence[Path]) -> Wi
         NegativaError: the original of a library is not there, or does not fit the lock.
     """
     missed = {misses.original.hex(): misses for misses in logs if misses.pages}
-    libraries = libraries_in(places)
+    libraries = libraries_in(places, {misses.name for misses in missed.values()})
     rows = [_widen(row, missed[row.sha256], libraries) if row.sha256 in missed else row
             for row in lock.libraries]  # fmt: skip
     locked = {row.sha256 for row in lock.libraries}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +39,16 @@ _place = partial(MissedCode, pages=0, misses=0)
 _UNWIND_TABLES = (".eh_frame", ".gcc_except_table")
 
 
+def count_misses(logs: Sequence[Misses]) -> list[MissedLibrary]:
+    """The libraries to which something came back, without the names of it; the most misses first.
+
+    Args:
+        logs: by original.
+    """
+    rows = (_counts(misses) for misses in logs if misses.pages)
+    return sorted(rows, key=lambda row: (-row.misses, row.name))
+
+
 def report_misses(
     logs: Sequence[Misses],
     places: Sequence[Path],
@@ -54,12 +65,13 @@ def report_misses(
             read that takes nearly all of the time.
         on_done: told of the bytes of libraries that were read, and of all.
     """
-    missed = {misses.original.hex(): misses for misses in logs if misses.pages}
-    rows = sorted(map(_counts, missed.values()), key=lambda row: (-row.misses, row.name))
-    libraries = libraries_in(places)
+    rows = count_misses(logs)
+    shown = rows[: top or None]
+    libraries = libraries_in(places, {row.name for row in shown})
+    missed = {misses.original.hex(): _touched(misses) for misses in logs}
     tasks = [
         (row, missed[row.sha256], [path for path in libraries if path.name == row.name])
-        for row in rows[: top or None]
+        for row in shown
     ]
     sizes = {row.sha256: sum(path.stat().st_size for path in paths) for row, _, paths in tasks}
     on_done(0, sum(sizes.values()))
@@ -72,9 +84,15 @@ def report_misses(
     )
 
 
-def libraries_in(places: Sequence[Path]) -> list[Path]:
-    """The libraries in folders, and those that are named themselves."""
-    return [path for place in places for path in find_libraries(str(place)).paths]
+def libraries_in(places: Sequence[Path], names: Collection[str]) -> list[Path]:
+    """The libraries of these names in folders, and those that are named themselves."""
+    return [path for place in places for path in find_libraries(str(place), names=names).paths]
+
+
+def _touched(misses: Misses) -> Misses:
+    """Without the pages that came back beside others: these have no names, and are the most."""
+    pages = {page: miss for page, miss in misses.pages.items() if miss.times}
+    return dataclasses.replace(misses, pages=pages)
 
 
 @contextlib.contextmanager
@@ -157,10 +175,9 @@ def _find_code(source: ByteSource, misses: Misses, top: int) -> tuple[MissedCode
     pages: Counter[MissedCode] = Counter()
     counts: Counter[MissedCode] = Counter()
     for miss in misses.pages.values():
-        if miss.times:
-            place = finder.find(miss.first)
-            pages[place] += 1
-            counts[place] += miss.times
+        place = finder.find(miss.first)
+        pages[place] += 1
+        counts[place] += miss.times
     code = sorted(
         (replace(place, pages=pages[place], misses=count) for place, count in counts.items()),
         key=lambda one: (-one.misses, one.kind.value, one.offset or 0),

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pytest_negativa.analysis.misses import report_misses
+from pytest_negativa.analysis.misses import count_misses, report_misses
 from pytest_negativa.cli.common import (
     FOLDER,
     LOCK,
@@ -18,12 +18,14 @@ from pytest_negativa.cli.common import (
     as_words,
     check_usage,
     print_variables,
+    say_next,
     settings_of,
+    show,
 )
 from pytest_negativa.hostcode.page_logs import encode_misses, read_misses
 from pytest_negativa.hostcode.process_pages import pages_of_process
 from pytest_negativa.processes.auditors import misses_environment
-from pytest_negativa.reporting.pages import render_misses
+from pytest_negativa.reporting.pages import render_missed_code, render_misses
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.atomic import write_atomically
@@ -92,11 +94,21 @@ def misses(
         places[0].mkdir(parents=True, exist_ok=True)
         write_atomically(places[0] / f"process-{pid}{PAGES_SUFFIX}", log)
     folders = folders or active_paths()
-    with Progress("reading logs and libraries") as progress:
-        top = 0 if as_json else settings.reports.top
-        report = report_misses(read_misses(places), folders, top=top, on_done=progress.update)
+    top = settings.reports.top
+    with Progress("reading logs"):
+        found = read_misses(places)
+    if not as_json:
+        # Names take nearly all of the time.
+        show("\n\n".join(render_misses(count_misses(found), top=top)))
+    with Progress("reading libraries") as progress:
+        report = report_misses(found, folders, top=0 if as_json else top, on_done=progress.update)
     then = f"negativa slim check {as_words(folders)}"
     if Path(LOCK).is_file() and any(one.arch for row in report.rows for one in row.code):
         added = " ".join(f"--add-misses {as_words([log])}" for log in places)
         then = f"negativa lock {added} {as_words(folders)}"
-    answer(report, render_misses(report.rows, top=settings.reports.top), as_json=as_json, then=then)
+    if as_json:
+        answer(report, (), as_json=True)
+        return
+    for paragraph in render_missed_code(report.rows, top=top):
+        show(f"\n{paragraph}")
+    say_next(then)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,7 +38,9 @@ class LibrarySet(NamedTuple):
     windows: int = 0
 
 
-def find_libraries(argument: str, *, with_dependencies: bool = False) -> LibrarySet:
+def find_libraries(
+    argument: str, *, with_dependencies: bool = False, names: Collection[str] | None = None
+) -> LibrarySet:
     """Find the files that an argument names.
 
     A path that exists is that file, or all files below that folder whose first bytes tell that they
@@ -48,6 +50,8 @@ def find_libraries(argument: str, *, with_dependencies: bool = False) -> Library
     Args:
         argument: a path or the name of a distribution.
         with_dependencies: whether to add the distributions that it requires.
+        names: of the files that are wanted; others are not opened. The file that ``argument`` is
+            counts in any case.
 
     Raises:
         OptionError: neither a path nor an installed distribution.
@@ -63,15 +67,17 @@ def find_libraries(argument: str, *, with_dependencies: bool = False) -> Library
     else:
         if is_folder:
             unlisted: list[OptionError] = []
-            paths, windows = _unique(_iter_folder(path, unlisted))
+            paths, windows = _unique(_iter_folder(path, unlisted), names)
             return LibrarySet(
                 argument, paths, explicit=False, unlisted=tuple(unlisted), windows=windows
             )
         return LibrarySet(argument, (path,), explicit=True)
-    return _of_distribution(argument, with_dependencies=with_dependencies)
+    return _of_distribution(argument, names, with_dependencies=with_dependencies)
 
 
-def _of_distribution(argument: str, *, with_dependencies: bool) -> LibrarySet:
+def _of_distribution(
+    argument: str, names: Collection[str] | None, *, with_dependencies: bool
+) -> LibrarySet:
     # Imported late: importlib.metadata takes 20 ms.
     from pytest_negativa.installed.distributions import (
         find_distribution,
@@ -82,17 +88,17 @@ def _of_distribution(argument: str, *, with_dependencies: bool) -> LibrarySet:
 
     distribution = find_distribution(argument)
     if distribution is None:
-        names = {str(d.metadata["Name"]) for d in find_distributions() if has_name(d)}
+        installed = {str(d.metadata["Name"]) for d in find_distributions() if has_name(d)}
         raise OptionError(
             f"{argument}: neither a file or folder nor a distribution that is installed for "
-            f"{sys.executable}{did_you_mean(argument, names, at_least=0.75)}"
+            f"{sys.executable}{did_you_mean(argument, installed, at_least=0.75)}"
         )
     distributions = list(with_requirements(distribution)) if with_dependencies else [distribution]
     label = f"{distribution.metadata['Name']} {distribution.version}"
     if len(distributions) > 1:
         label += f" and {len(distributions) - 1} distributions it requires"
     files = (str(d.locate_file(file)) for d in distributions for file in d.files or ())
-    paths, windows = _unique(files)
+    paths, windows = _unique(files, names)
     return LibrarySet(label, paths, explicit=False, windows=windows)
 
 
@@ -117,14 +123,16 @@ def _iter_folder(folder: Path, unlisted: list[OptionError]) -> Iterator[str]:
                 yield os.path.join(root, name)
 
 
-def _unique(paths: Iterator[str]) -> tuple[tuple[Path, ...], int]:
-    """The files of known kinds among ``paths``, and the number of those of Windows.
+def _unique(paths: Iterator[str], names: Collection[str] | None) -> tuple[tuple[Path, ...], int]:
+    """The files of known kinds among ``paths``, of these names, and the number of those of Windows.
 
     Hard and symbolic links to the same file count once.
     """
     found: dict[tuple[int, int], Path] = {}
     windows = 0
     for path in paths:
+        if names is not None and path.rpartition(os.sep)[2] not in names:
+            continue
         with contextlib.suppress(OSError, ValueError):
             status = os.stat(path)  # noqa: PTH116 (a Path for each file takes longer)
             # Named pipes and devices below a folder must not be opened.

@@ -66,7 +66,7 @@ def _cells(name: str, rows: Sequence[HostRow]) -> list[str]:
 
 
 def render_misses(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[str]:
-    """The report, a paragraph at a time.
+    """How much came back, a paragraph at a time.
 
     Args:
         libraries: those to which something came back, the most misses first.
@@ -92,6 +92,10 @@ def render_misses(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[s
         total=_missed_cells("total", libraries),
         drop=(2, 1),
     )
+
+
+def render_missed_code(libraries: Sequence[MissedLibrary], *, top: int) -> Iterator[str]:
+    """The names of what came back, a paragraph at a time; see ``render_misses``."""
     for row in libraries[: top or None]:
         if row.code:
             # Signatures of C++ are long, and a file has no width that cuts them.

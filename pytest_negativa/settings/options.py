@@ -371,7 +371,7 @@ OPTIONS: tuple[Option, ...] = (
         name="reports.top",
         flag_name="top",
         value="N",
-        default=20,
+        default=10,
         help="Show this many rows of each table; 0 shows all.",
         requires=_TESTED,
     ),

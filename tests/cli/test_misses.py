@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,47 @@ def test_functions_by_name(project: Project, tmp_path: Path) -> None:
     assert f"its spare {cut.spare.name} can't be used" in misses(cut.library.parent)
     cut.library.unlink()
     assert misses(kit.library.parent) == shown
+
+
+# The files of a folder that were opened, and what was printed when the folder was listed.
+_WATCHED = """
+import json, os, sys
+from pytest_negativa.__main__ import main
+
+folder, printed, log, *words = sys.argv[1:]
+opened, before = [], []
+def note(event, args):
+    if event == "open" and str(args[0]).startswith(folder + os.sep):
+        opened.append(os.path.basename(args[0]))
+    elif event == "os.scandir" and str(args[0]) == folder:
+        with open(printed) as file:
+            before.append(file.readline())
+sys.addaudithook(note)
+sys.argv = ["negativa", "misses", "--log", log, *words, folder]
+try:
+    main()
+finally:
+    print(json.dumps([opened, before]), file=sys.stderr)
+"""
+
+
+def test_only_libraries_of_the_logs_are_opened_and_sums_come_first(
+    cut: Cut, tmp_path: Path
+) -> None:
+    first, *_ = sm_90_code()
+    use(cut, tmp_path / "logs", first)
+    folder = cut.library.parent
+    for number in range(9):
+        shutil.copy(QUICKSTART_LIBRARY, folder / f"libother{number}.so")
+    printed = tmp_path / "printed"
+    words = [str(folder), str(printed), str(tmp_path / "logs")]
+    with printed.open("w") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", _WATCHED, *words], stdout=out, stderr=subprocess.PIPE, check=True
+        )
+    opened, before = json.loads(done.stderr.splitlines()[-1])
+    assert set(opened) == {cut.library.name}
+    assert before == ["1 page (4.1 kB) came back to 1 library, 1 time in all processes.\n"]
 
 
 @pytest.mark.slow

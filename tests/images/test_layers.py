@@ -25,6 +25,7 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.images.overlay import Link, Overlay
 from pytest_negativa.images.report import KnownLibrary, Suite, report_image
 from pytest_negativa.models.image import ImageReport, MatchedBy, SlimmableBy, SuiteUse
+from tests.support.commands import inspect
 from tests.support.libraries import BIN, MULTIARCH, PLAIN
 
 SITE = "usr/lib/python3/site-packages"
@@ -441,6 +442,29 @@ def test_the_commands(unpacked: Path, tmp_path: Path) -> None:
     assert "--arch sm_90 adds slimmable alone" in shown
     assert "3 libraries with GPU code, 1 without" in run("inspect", saved)
     assert "No code differs in 3 libraries" in run("diff", saved, tmp_path / "other.tar")
+
+
+def test_gates(tmp_path: Path) -> None:
+    """They judge what a container has: a layer's PTX below another layer doesn't count."""
+    debug, frames = BIN / "libdebug.so", BIN / "libframes.so"
+    layers: list[Layer] = [{"usr/lib/libdebug.so": debug}]
+    below = save_tar(docker(map(tar_of, layers)), tmp_path / "below.tar")
+    layers.append({"usr/lib/.wh.libdebug.so": b"", "usr/lib/libframes.so": frames})
+    image = save_tar(docker(map(tar_of, layers)), tmp_path / "image.tar")
+    for archs, saved, others in (
+        ("80,90", below, "ptx sm_90"),
+        ("80,90", image, None),
+        ("80", image, "frame sm_90"),
+    ):
+        done = inspect(saved, "--only-arch", archs)
+        assert done.exit_code == (0 if others is None else 1), done.output
+        assert others is None or done.stderr.endswith(f": {others}\n")
+    [library] = json.loads(inspect(frames, "--json").stdout)["libraries"]
+    size = sum(section["code_bytes"] for section in library["summary"]["sections"])
+    assert inspect(image, "--max-size", str(size)).exit_code == 0
+    done = inspect(image, "--max-size", str(size - 1))
+    assert done.exit_code == 1
+    assert f"there are {size:,} bytes of GPU code, the limit is {size - 1:,}" in done.stderr
 
 
 def unpacked_names(*layers: Mapping[str, str | None]) -> set[str]:

@@ -25,7 +25,7 @@ from tests.support.usages import library_usage, usage_of
 
 pytestmark = pytest.mark.real_libs
 
-H200 = ComputeCapability(9, 0)
+H200, B200 = ComputeCapability(9, 0), ComputeCapability(10, 0)
 SHOWN = 4
 """Cubins that cuobjdump is asked about."""
 
@@ -82,6 +82,53 @@ def test_every_cubin_of_torch_can_be_trimmed(
     torch_cuda: Path, cuobjdump: Path, tmp_path: Path
 ) -> None:
     check(torch_cuda, cuobjdump, tmp_path)
+
+
+def test_code_with_capsules_is_counted(real_libs: Path, cuobjdump: Path, tmp_path: Path) -> None:
+    """From sm_100 on, each function has a capsule, and the plan tells what stays for them."""
+    path = real_libs / "nvidia/cu13/lib/libcublas.so.13"
+    library_map = read_library(path, Scope(devices=("10.0",)))
+    found = []
+    for region in library_map.iter_regions():
+        cubins = [e for e in region.elements if library_map.kernels_of(e.content)]
+        if len(cubins) == 1 and is_choice_of_kernels(cubins[0]):
+            found.append((cubins[0].unpacked_size, region.span.start, cubins[0]))
+    shown = sorted(found, key=lambda row: row[:2])[:SHOWN]
+    assert len(shown) == SHOWN
+    images = {start: [library_map.kernels_of(block.content)[0].name] for _, start, block in shown}
+    used = {name for names in images.values() for name in names}
+    unused = 0
+    with ByteSource(path) as source:
+        for _, _, block in shown:
+            stored = source.read(block.payload.start, block.stored_size)
+            cubin = tmp_path / "with_capsules.cubin"
+            cubin.write_bytes(unpack(stored, block.compression, block.unpacked_size))
+            sizes = section_sizes(listing(cuobjdump, cubin))
+            code = {name.removeprefix(".text.") for name in sizes if name.startswith(".text.")}
+            assert code == {k.name for k in library_map.kernels_of(block.content)}
+            assert all(sizes[f".nv.capmerc.text.{name}"] for name in code)
+            unused += sum(sizes[f".text.{name}"] for name in code - used)
+
+    usage = usage_of(library_usage(library_map, images))
+    located = locate_library(library_map, usage.libraries[0], usage)
+    plan = plan_library(located, (B200,), KeepPolicy(granularity="kernel"))
+    assert plan.trimmed == () and unused > 0
+    assert [note for note in plan.notes if "capsules (.nv.capmerc)" in note] == [
+        f"{SHOWN} loaded elements stay whole, unused kernels too ({unused:,} bytes of code): "
+        "NVIDIA's linker crashes on overwritten sm_100 code and capsules (.nv.capmerc)"
+    ]
+
+
+def is_choice_of_kernels(block: Element) -> bool:
+    """Whether all functions of a cubin are kernels, and some can be left out."""
+    cubin = block.content
+    return isinstance(cubin, Cubin) and len(cubin.kernels) > 1 and not cubin.device_functions
+
+
+def section_sizes(lines: list[str]) -> dict[str, int]:
+    """By name, in bytes, of the table that ``cuobjdump -elf`` prints first."""
+    rows = (line.split() for line in lines[: lines.index(".section .strtab")])
+    return {row[-1]: int(row[2], 16) for row in rows if len(row) > 8 and row[-1].startswith(".")}
 
 
 def check(path: Path, cuobjdump: Path, folder: Path) -> None:

@@ -165,3 +165,44 @@ def test_without_launches_the_trace_tells_no_part(tmp_path: Path) -> None:
     assert "counted no launches" in done.stderr and "--negativa-level=launch" in done.stderr
     shown = project.negativa("tests").stdout
     assert "A test is listed with the kernels that it looked up first" in shown
+
+
+CHILD = """
+import sys
+from standin_gpu import launch, trace_program, use
+
+detector = trace_program()
+use(sys.argv[1], 1)
+launch(*["_ZN8matrices8multiplyILi16EEEvPKfS2_Pfiii"] * 3)
+detector.stop()
+"""
+PARENTS = """
+from standin_gpu import launch
+
+def test_add():
+    use(LIB, 0)
+    launch("vector_add")
+
+def test_child():
+    subprocess.run([sys.executable, "child.py", LIB], check=True)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_test_needs_in_its_child_process(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", PARENTS)
+    project.write("child.py", CHILD)
+    project.trace("--negativa-level=launch")
+
+    def needed(test: str) -> tuple[int, int]:
+        found = json.loads(project.negativa("needs", "-k", test, "--json").stdout)
+        [library] = found["libraries"]
+        return library["these_tests"], library["all_tests"]
+
+    (of_child, all_tests), (of_other, _) = needed("child"), needed("add")
+    assert (of_child, of_other, all_tests) == (2400, 1720, of_child + of_other)
+    [_, row] = json.loads(project.negativa("tests", "--json").stdout)["rows"]
+    counts = ("test_a.py::test_child", 1, 3, 3000)
+    assert (row["test"], row["kernels"], row["launches"], row["gpu_ns"]) == counts
+    kernels = project.negativa("kernels", "--test", "test_a.py::test_child").stdout
+    assert "matrices::multiply<16>" in kernels and "vector_add" not in kernels

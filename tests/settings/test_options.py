@@ -182,7 +182,7 @@ CASES = [
         "json:f.json", [_json("/project/conf/f.json")],
         [TERMINAL],
     ),
-    Case("reports.top", ("0",), 0, "7", 7, "8", 8, 20),
+    Case("reports.top", ("0",), 0, "7", 7, "8", 8, 10),
     Case("reports.demangle", (), True, "FALSE", False, "false", False, True),
     Case("coverage.libraries", ("a.so",), ["a.so"], "b;dist:c", ["b", "dist:c"], "[d]", ["d"], []),
     Case(
@@ -541,7 +541,7 @@ def test_config_by_flag_environment_and_search(tmp_path: Path) -> None:
     assert by_search.directory == str(tmp_path / ".negativa")
     (tmp_path / "negativa.yaml").unlink()
     without = load({}, {})
-    assert (without.reports.top, without.config) == (20, None)
+    assert (without.reports.top, without.config) == (10, None)
     assert without.directory == str(root / ".negativa")
 
 

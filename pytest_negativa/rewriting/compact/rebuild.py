@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, refusing
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.original_tables import read_at, read_dynamic, read_tables
+from pytest_negativa.rewriting.compact.original_tables import read_at, read_dynamic, read_segments
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.spare.note import (
     DT_NEGATIVA_NOTE,
@@ -36,7 +36,7 @@ def read_note(library: ByteSource) -> Note | None:
         FormatError: the note is damaged.
     """
     try:
-        tables = read_tables(library)
+        tables = read_segments(library)
         address = read_dynamic(library, tables).get(DT_NEGATIVA_NOTE)
         if address is None:
             return None

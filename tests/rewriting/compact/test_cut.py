@@ -25,6 +25,7 @@ from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.spans import Range, covers, intersection, size
 from pytest_negativa.rewriting.compact.compact import certify
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library, design_cut
+from pytest_negativa.rewriting.compact.original_tables import read_tables
 from pytest_negativa.rewriting.compact.rebuild import (
     OriginalSource,
     read_note,
@@ -168,6 +169,21 @@ def test_the_check_finds_a_wrong_byte(kit: Kit, cut: Cut, which: str) -> None:
     with pytest.raises(ReconstructError, match="one of the two is damaged"):
         rebuild_original(cut.library, cut.spare, cut.library)
     assert cut.library.read_bytes() == before
+
+
+def test_the_note_needs_no_sections(cut: Cut) -> None:
+    """A check reads it more than once, and real libraries have many sections."""
+    data = bytearray(cut.library.read_bytes())
+    elf = view(bytes(data))
+    # The link of each section leads nowhere.
+    for number in range(len(elf.sections)):
+        struct.pack_into("<I", data, elf.shoff + number * SHDR.size + 40, 0xFFFF)
+    cut.library.write_bytes(data)
+    with ByteSource(cut.library) as library:
+        note = read_note(library)
+        with pytest.raises(CannotCompactError, match="sh_link"):
+            read_tables(library)
+    assert note is not None and note.spare_name == cut.spare.name
 
 
 def test_the_original_is_read_from_both(cut: Cut, kit: Kit) -> None:
