@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.installed.sites import Places
+from pytest_negativa.installed.owners import Places
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction
