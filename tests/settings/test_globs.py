@@ -15,6 +15,7 @@ from pytest_negativa.settings.globs import (
     GlobSet,
     LibraryNames,
     is_selected,
+    kept_by,
     matches,
     matches_library,
     unmatched_globs,
@@ -75,6 +76,16 @@ def test_library_globs(glob: str, library: LibraryNames, expected: bool) -> None
 )
 def test_selection(include: tuple[str, ...], exclude: tuple[str, ...], expected: bool) -> None:
     assert is_selected(Libraries(include=include, exclude=exclude), TORCH) is expected
+
+
+def test_the_rule_that_keeps_a_library_whole() -> None:
+    assert kept_by((), TORCH) is None
+    assert kept_by(("libcublas.so", "dist:torch", "libtorch*"), TORCH) == (
+        "keep.libraries: dist:torch"
+    )
+    others = Libraries(include=(), exclude=("libtorch*",))
+    assert kept_by((), TORCH, others) == "libraries.include or libraries.exclude"
+    assert kept_by((), CUBLAS, others) is None
 
 
 @given(
