@@ -129,7 +129,7 @@ def _code_file_rows(
         for path, file in (tree.code_files.items() if devices else ())
         if file.arch is not None
         and path.endswith(CODE_SUFFIXES)
-        and not is_for_any(file.arch, devices, is_ptx=file.kind is FileKind.PTX)
+        and not is_for_any(file.arch, devices, is_ptx=file.code_kind is FileKind.PTX)
     }
     groups: defaultdict[Package | None, list[str]] = defaultdict(list)
     for path in tree.code_files:

@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -68,27 +67,24 @@ _MAX_LIST = 64 << 20
 _MAX_LISTS = 1 << 30
 
 
-class CodeFile(NamedTuple):
-    """A file that a driver loads directly.
+@dataclass(slots=True, eq=False)
+class FoundFile:
+    """A file, as far as it is of interest.
 
     Attributes:
         size: bytes.
-        arch: None if the first bytes don't tell.
+        place: of a library that is still to be mapped.
+        mapped: of a library that could be read in passing alone.
+        code_kind: of a file that a driver loads directly.
+        arch: of such a file, if its first bytes tell.
+        text: of a list of packages.
     """
-
-    size: int
-    kind: FileKind
-    arch: SmArch | None
-
-
-@dataclass(slots=True, eq=False)
-class _Found:
-    """A file, as far as it is of interest."""
 
     size: int = 0
     place: Path | Member | None = None
     mapped: MappedLibrary | None = None
-    code_file: CodeFile | None = None
+    code_kind: FileKind | None = None
+    arch: SmArch | None = None
     text: bytes | None = None
 
     @property
@@ -119,12 +115,12 @@ class FileTree:
     libraries: dict[str, MappedLibrary] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
-    code_files: dict[str, CodeFile] = field(default_factory=dict)
+    code_files: dict[str, FoundFile] = field(default_factory=dict)
     lists: dict[str, bytes] = field(default_factory=dict)
     dist_infos: set[str] = field(default_factory=set)
     hidden: list[tuple[str, int]] = field(default_factory=list)
     problems: list[FormatError] = field(default_factory=list)
-    overlay: Overlay[_Found] = field(default_factory=Overlay)
+    overlay: Overlay[FoundFile] = field(default_factory=Overlay)
 
     def read_list(self, path: str) -> str:
         """A package list; empty if it is no regular file, too large, or unreadable."""
@@ -191,7 +187,7 @@ def read_tree(
     if _WINDOWS_WHEEL.search(path.name):
         problem = "a wheel for Windows, whose libraries (PE files: .dll, .pyd) are not read"
         tree.problems.append(FormatError(path, None, problem))
-    layers: defaultdict[int, dict[str, _Found | Link | HardLink | None]] = defaultdict(dict)
+    layers: defaultdict[int, dict[str, FoundFile | Link | HardLink | None]] = defaultdict(dict)
     left = _MAX_LISTS
     try:
         for number, entries in _iter_layers(path, tree):
@@ -264,7 +260,7 @@ def _head_of(path: str) -> bytes:
 
 def _look_at(
     name: str, file: File, tree: FileTree, request: MapRequest, left: int, *, by_package: bool
-) -> _Found:
+) -> FoundFile:
     """Read what is of interest of a file.
 
     Args:
@@ -274,8 +270,8 @@ def _look_at(
     if (folder := name.rpartition("/")[0]).endswith(_DIST_INFO):
         tree.dist_infos.add(folder)
     if is_spare(name):
-        return _Found()
-    path, found = tree.root / name, _Found(file.size)
+        return FoundFile()
+    path, found = tree.root / name, FoundFile(file.size)
     try:
         if name == _CONDA_INDEX or (by_package and _PACKAGE_LISTS.fullmatch(name)):
             if file.size <= min(left, _MAX_LIST):
@@ -284,7 +280,7 @@ def _look_at(
             return found
         kind = kind_of(file.head)
         if by_package and kind is not None and is_loadable(file.head):
-            found.code_file = CodeFile(file.size, kind, bare_arch(file.head))
+            found.code_kind, found.arch = kind, bare_arch(file.head)
         if is_host(file.head) if by_package else kind is not None:
             found.place = file.place
             if isinstance(file.place, Member):
@@ -299,17 +295,17 @@ def _look_at(
 
 def _show_all(tree: FileTree) -> Iterator[Path | Member]:
     """Fill the tree with what is visible; yields the files that are still to be mapped."""
-    shown: dict[_Found, str] = {}
+    shown: dict[FoundFile, str] = {}
     walked = tree.overlay.walk()
     for name, file in ((name, node) for name, node in walked if not isinstance(node, Link)):
         if file.text is not None:
             tree.lists[name] = file.text
         elif file in shown:
             tree.aliases[name] = shown[file]
-        elif file.is_library or file.code_file is not None:
+        elif file.is_library or file.code_kind is not None:
             shown[file] = name
-            if file.code_file is not None:
-                tree.code_files[name] = file.code_file
+            if file.code_kind is not None:
+                tree.code_files[name] = file
             if file.is_library:
                 tree.sizes[name] = file.size
             if file.mapped is not None:

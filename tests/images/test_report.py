@@ -150,8 +150,9 @@ class TestTree:
         put(BIN / "program_pie", root / "program")
         tree = walk(root)
         assert list(tree.sizes) == ["program"]
-        sm_90 = SmArch(9, 0)
-        assert tree.code_files == {"k.cubin": (cubin.stat().st_size, FileKind.CUBIN, sm_90)}
+        [(name, file)] = tree.code_files.items()
+        assert (name, file.size) == ("k.cubin", cubin.stat().st_size)
+        assert (file.code_kind, file.arch) == (FileKind.CUBIN, SmArch(9, 0))
 
     @pytest.mark.parametrize(
         ("path", "wanted"),
