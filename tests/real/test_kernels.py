@@ -30,7 +30,7 @@ SHOWN = 4
 """Cubins that cuobjdump is asked about."""
 
 
-def plan_of_first_kernels(library_map: LibraryMap) -> LibraryPlan:
+def plan_of_first_kernels(library_map: LibraryMap, device: ComputeCapability = H200) -> LibraryPlan:
     """As if a run had used the first kernel of every region and frame that fits the device."""
     images = {}
     for region in library_map.iter_regions():
@@ -44,7 +44,7 @@ def plan_of_first_kernels(library_map: LibraryMap) -> LibraryPlan:
     }
     usage = usage_of(library_usage(library_map, images), memory=memory)
     located = locate_library(library_map, usage.libraries[0], usage)
-    return plan_library(located, (H200,), KeepPolicy(granularity="kernel"))
+    return plan_library(located, (device,), KeepPolicy(granularity="kernel"))
 
 
 def listing(cuobjdump: Path, cubin: Path) -> list[str]:
