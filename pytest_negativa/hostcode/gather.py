@@ -46,7 +46,10 @@ from pytest_negativa.storage.records import load_record, write_record
 from pytest_negativa.storage.results import load_digests, load_usage
 from pytest_negativa.storage.runs import Run
 
-UNWATCHED = "its sections can't be read, its code is relocated, or another file was at its path"
+UNWATCHED = (
+    "its sections can't be read, its code is relocated or has restartable sequences, or another "
+    "file was at its path"
+)
 """Reason for which a library could not be traced."""
 
 # The tracer writes its records with it, other ones in a proof than in a traced run.

@@ -4,6 +4,7 @@
 #include <stdint.h>
 
 enum { NOTE_VERSION = 3, DT_NEGATIVA_NOTE = 0x6e656761 };
+enum { RESTARTABLE = 1 }; /* flag of a note, see note.py */
 
 typedef struct {
     uint64_t start, end, offset;    /* addresses as in the file; offset in the original */

@@ -3,7 +3,7 @@
 A cut library is the original without pages. The *note* lies in a segment of its own, and the tag
 ``DT_NEGATIVA_NOTE`` of the dynamic section has its address. All numbers are little-endian::
 
-    Note      magic, version, 0, pair, original, original_size, 0,
+    Note      magic, version, flags, pair, original, original_size, 0,
               where the holes are, their number, where the strings are
     Hole      start, end, offset, protection, constants      one for each hole, ascending
     strings   name, name of the spare, folders of the spare, remedy
@@ -49,6 +49,8 @@ STUB_SIZE = PAGE_SIZE
 """Bytes; those that the compiler's code leaves are zero."""
 _PARAMETERS = struct.Struct("<7Q6I")
 
+_RESTARTABLE = 1
+
 _NOTE = struct.Struct("<8sII32s32sQQIIIIII")
 _HOLE = struct.Struct("<QQQII")
 _TRAILER = struct.Struct("<8sII32s32sQ")
@@ -87,6 +89,8 @@ class Note:
         name: file name of the library.
         folders: where to look for the spare, before the library's own folder.
         remedy: what to do if the spare is missing, as a sentence.
+        restartable: has sequences of rseq(2), whose code the kernel reads without a signal. So the
+            tracer of staging must not make the holes inaccessible.
     """
 
     original: bytes
@@ -95,6 +99,7 @@ class Note:
     name: str
     folders: tuple[str, ...]
     remedy: str
+    restartable: bool = False
 
     @property
     def pair(self) -> bytes:
@@ -116,8 +121,9 @@ class Note:
         for text in texts:
             places.append(position)
             position += len(text) + 1
+        flags = _RESTARTABLE if self.restartable else 0
         head = _NOTE.pack(
-            MAGIC, NOTE_VERSION, 0, self.pair, self.original, self.original_size, 0,
+            MAGIC, NOTE_VERSION, flags, self.pair, self.original, self.original_size, 0,
             _NOTE.size, len(self.holes), *places,
         )  # fmt: skip
         return head + holes + b"".join(text + b"\0" for text in texts)
@@ -134,7 +140,7 @@ def unpack_note(data: bytes, path: str, offset: int) -> Note:
         FormatError: the note is damaged, or of another version.
     """
     try:
-        magic, version, _, pair, original, size, _, at, count, *places = _NOTE.unpack_from(data)
+        magic, version, flags, pair, original, size, _, at, count, *places = _NOTE.unpack_from(data)
         if magic != MAGIC or version != NOTE_VERSION or count > _MAX_ROWS:
             raise FormatError(
                 path, offset, f"note {magic!r} of version {version}, expected {NOTE_VERSION}"
@@ -149,6 +155,7 @@ def unpack_note(data: bytes, path: str, offset: int) -> Note:
             name=name,
             folders=tuple(folder.decode() for folder in folders.split(b"\0") if folder),
             remedy=remedy,
+            restartable=bool(flags & _RESTARTABLE),
         )
     except (struct.error, ValueError) as e:
         raise FormatError(path, offset, f"its note is damaged: {e}") from e

@@ -21,6 +21,8 @@ from pytest_negativa.hostcode.page_logs import (
 )
 from pytest_negativa.processes.auditors import watch_environment
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
+from tests.support.cutting import PAGES as PAGES_OF_LIBRARY
+from tests.support.cutting import compile_library
 from tests.support.paged import (
     FUNCTIONS,
     compile_paged,
@@ -212,6 +214,14 @@ library = ctypes.CDLL(sys.argv[1])
 at = ctypes.cast(library.never, ctypes.c_void_p).value
 libc = ctypes.CDLL(None)
 """
+
+
+def test_code_with_restartable_sequences_is_not_watched(tmp_path: Path, logs: Path) -> None:
+    """The kernel reads it without a signal, and kills a process if it can't."""
+    library = compile_library(tmp_path, "-DRESTARTABLE")
+    program = compile_c("spare/program.c", tmp_path / "program")
+    assert run(logs, program, "restartable", library, str(PAGES_OF_LIBRARY)).count("\n") == 2
+    assert not find(read_page_logs(logs), library).watched
 
 
 def test_code_that_a_program_makes_accessible_counts_as_touched(

@@ -13,7 +13,7 @@ from elftools.elf.elffile import ELFFile
 
 from pytest_negativa.rewriting.compact.records import Cut
 from tests.support.compiling import compile_c, compile_shared
-from tests.support.cutting import Kit, compile_library, needs_stub
+from tests.support.cutting import Kit, compile_library, logged, needs_stub
 
 pytestmark = needs_stub
 
@@ -59,6 +59,22 @@ def test_the_kernel_sees_the_pages(kit: Kit, cut: Cut, what: str) -> None:
         assert output.startswith(f"1 {kit.output.split()[1]}\n")
     elif what == "restartable":
         assert output.split()[0] in ("77", "0")
+
+
+def test_restartable_sequences_are_never_logged(kit: Kit, tmp_path: Path) -> None:
+    """The kernel reads code before a sequence goes on there, and kills a process if it can't."""
+    library = compile_library(tmp_path, "-DRESTARTABLE")
+    kit = dataclasses.replace(kit, library=library)
+    cut = kit.cut(tmp_path / "cut")
+    original = kit.run("restartable", library)
+    assert original.returncode == 0 and kit.output in original.stdout
+    logs = tmp_path / "logs"
+    for environ in ({}, logged(logs)):
+        found = kit.run("restartable", cut.library, environ=environ)
+        assert (found.returncode, found.stdout) == (0, original.stdout)
+    message = f"negativa: {logs}: no log of what comes back to libpages.so can be written here: "
+    assert found.stderr.startswith(message + "it has restartable sequences")
+    assert found.stderr.count("\n") == 1 and not [*logs.iterdir()]
 
 
 @pytest.mark.parametrize("what", SIGNALS)

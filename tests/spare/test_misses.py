@@ -54,6 +54,17 @@ def test_the_log_counts_pages(kit: Kit, tmp_path: Path) -> None:
     assert not nothing.pages
 
 
+def test_all_pages_come_back_before_a_program_seals_them(
+    kit: Kit, cut: Cut, tmp_path: Path
+) -> None:
+    done = kit.run("sealed", cut.library, environ=logged(tmp_path))
+    if "no seal" in done.stdout:
+        pytest.skip("this kernel seals no memory")
+    assert (done.returncode, done.stdout) == (0, kit.output)
+    [misses] = read_misses([tmp_path])
+    assert len(misses.pages) >= kit.pages
+
+
 def test_a_child_shares_the_log_of_its_parent(kit: Kit, cut: Cut, tmp_path: Path) -> None:
     code = """
 import ctypes, os, sys

@@ -64,6 +64,7 @@ def is_refused(done: subprocess.CompletedProcess[str]) -> bool:
         "closed",
         "deleted",
         "seccomp",
+        "sealed",
         "no-shared",
         "reload",
         "write",

@@ -329,6 +329,6 @@ static bool faults_wrap(const struct link_map *libc, const FaultsWrapper *wrappe
         replaced =
             faults_replace(libc, tables, wrappers[i].name, wrappers[i].ours, wrappers[i].real) ||
             /* __, _np and newer ones may be missing. */
-            strchr(wrappers[i].name, '_') != NULL;
+            strchr(wrappers[i].name, '_') != NULL || strcmp(wrappers[i].name, "mseal") == 0;
     return replaced;
 }

@@ -130,6 +130,11 @@ static LogRecord *add_holes(Library *library, const Note *note, size_t pages) {
 static Library *watch_holes(const struct link_map *map) {
     const Note *note = find_note(map);
     if (note == NULL) return NULL;
+    if (only_holes && note->flags & RESTARTABLE) {
+        say((const char *)note + note->name,
+            "it has restartable sequences (rseq), whose code the kernel reads without a signal.");
+        return NULL;
+    }
     if (!may_open_code()) {
         note_lost("the system does not let this process make code accessible.");
         return NULL;

@@ -78,7 +78,7 @@ static struct stat messages; /* what descriptor 2 was when the process began */
 
 /* A message for people, once a process: descriptor 2 may have become a file of the program's. If
  * nobody reads it, the signal that comes of writing would end the program. */
-static void say(const char *reason) {
+static void say(const char *what, const char *reason) {
     static atomic_bool told;
     struct stat now;
     if (atomic_exchange(&told, true) || fstat(2, &now) != 0) return;
@@ -86,13 +86,13 @@ static void say(const char *reason) {
     bool readable = S_ISFIFO(now.st_mode) || S_ISSOCK(now.st_mode) || isatty(2) ||
                     (now.st_dev == messages.st_dev && now.st_ino == messages.st_ino);
     if (!readable || poll(&pipe, 1, 0) != 1 || pipe.revents & (POLLERR | POLLHUP)) return;
-    dprintf(2, "negativa: %s: no log of what comes back to libraries can be written here: %s\n",
-            log_.folder, reason);
+    dprintf(2, "negativa: %s: no log of what comes back to %s can be written here: %s\n",
+            log_.folder, what, reason);
 }
 
 static void note_lost(const char *reason) {
     if (only_holes)
-        say(reason);
+        say("libraries", reason);
     else if (log_.shared != NULL && is_readable((uintptr_t)log_.shared, 1))
         atomic_fetch_add(&log_.shared->lost, 1);
 }

@@ -7,7 +7,8 @@
 #include <sys/prctl.h>
 #include <sys/uio.h>
 
-#define SET_MDWE 65 /* of prctl; not in the headers before Linux 6.3 */
+#define SET_MDWE 65   /* of prctl; not in the headers before Linux 6.3 */
+#define SYS_MSEAL 462 /* nor this before Linux 6.10 */
 
 /* Pages that the program itself makes accessible are touched unseen. */
 static void note_protection(uintptr_t start, size_t size, int protection) {
@@ -58,6 +59,28 @@ static void before_prctl(int option) {
 
 FAULTS_FORWARD(prctl, before_prctl((int)a))
 
+/* The protection of sealed memory stays as it is; guards can be removed all the same. */
+static void before_seal(uintptr_t start, size_t size) {
+    lock();
+    for (size_t i = 0, count = atomic_load(&library_count); i < count; i++) {
+        Library *library = &libraries[i];
+        if (atomic_load(&library->watched) && !atomic_load(&library->guarded) &&
+            start < library->high && library->low < start + size)
+            give_up(library);
+    }
+    unlock();
+}
+
+FAULTS_FORWARD(mseal, before_seal(a, b))
+
+/* libc has no mseal of its own before 2.43. */
+static long (*real_syscall)(long, WORDS);
+
+static long our_syscall(long number, WORDS) {
+    if (number == SYS_MSEAL) before_seal(a, b);
+    return real_syscall(number, a, b, c, d, e, f);
+}
+
 /* A system call that reads a page makes no signal, and fails: the page is touched before. */
 static void read_pages(uintptr_t start, size_t size) {
     uintptr_t end = start + size;
@@ -92,5 +115,6 @@ static const FaultsWrapper wrappers[] = {
     FAULTS_WRAPPER(write),          FAULTS_ALIAS(__write, write),  FAULTS_WRAPPER(pwrite),
     FAULTS_ALIAS(pwrite64, pwrite), FAULTS_WRAPPER(writev),        FAULTS_WRAPPER(send),
     FAULTS_WRAPPER(sendto),         FAULTS_WRAPPER(fwrite),        FAULTS_WRAPPER(prctl),
-    FAULTS_WRAPPER(mprotect),       FAULTS_WRAPPER(pkey_mprotect),
+    FAULTS_WRAPPER(mprotect),       FAULTS_WRAPPER(pkey_mprotect), FAULTS_WRAPPER(syscall),
+    FAULTS_WRAPPER(mseal),
 };

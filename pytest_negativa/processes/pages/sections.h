@@ -148,6 +148,8 @@ static bool find_ranges(int fd, uint32_t kind, Range *ranges, size_t *count) {
     for (unsigned i = 0; i < elf.head.e_shnum; i++) {
         const ElfW(Shdr) *s = &elf.sections[i];
         if (s->sh_name >= elf.sections[elf.head.e_shstrndx].sh_size) continue;
+        /* The kernel reads the code of restartable sequences without a signal: rseq(2). */
+        if (kind == LIBRARY && strcmp(elf.names + s->sh_name, "__rseq_cs") == 0) return false;
         if (!is_of_kind(fd, s, elf.names + s->sh_name, kind)) continue;
         int own = protection_of(segment_of(s->sh_addr, s->sh_addr + s->sh_size), kind);
         if (own != protection || s->sh_addr < end || s->sh_addr - end >= 64) {

@@ -672,7 +672,10 @@ static void read_note(void) {
     text_size(text, size, ++remedy);
     Note wanted = note;
     memcpy(wanted.magic, "NEGSPARE", 8), wanted.version = NOTE_VERSION;
-    wanted.flags = 0, wanted.reserved = 0, wanted.holes = sizeof note;
+    wanted.flags = 0, wanted.reserved = 0;
+    for (size_t i = 0; i < slim.section_count; i++)
+        if (strcmp(section_name(&slim, i), "__rseq_cs") == 0) wanted.flags = RESTARTABLE;
+    wanted.holes = sizeof note;
     wanted.name = (uint32_t)name, wanted.spare = (uint32_t)spare_name;
     wanted.folders = (uint32_t)folders, wanted.remedy = (uint32_t)remedy;
     Sha sha = sha_start();

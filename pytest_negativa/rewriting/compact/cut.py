@@ -74,6 +74,7 @@ from pytest_negativa.rewriting.compact.compact import (
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers, refusal
 from pytest_negativa.rewriting.compact.original_tables import (
     ElfTables,
+    asks_for_seals,
     dynamic_rows,
     exports_resolvers,
     read_at,
@@ -269,6 +270,7 @@ def _design(
         name=options.name or target.name,
         folders=options.folders,
         remedy=options.remedy,
+        restartable=b"__rseq_cs" in tables.names,
     )
     if options.whole:
         builder, pages = refusal(source, tables, dynamic, note)
@@ -327,6 +329,10 @@ def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> N
                 source.path,
                 f"needs {name.decode(errors='replace')}, and only glibc's ld.so calls the stub",
             )
+    if asks_for_seals(source, tables):
+        raise CannotCompactError(
+            source.path, "asks ld.so to seal its memory (GNU_PROPERTY_MEMORY_SEAL)"
+        )
     if exports_resolvers(source, tables):
         raise CannotCompactError(
             source.path, "exports an IFUNC, whose code ld.so may run before the spare is mapped"

@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
-from pytest_negativa.gpucode.elf_tables import PF_R, PF_W, PF_X
+from pytest_negativa.gpucode.elf_tables import PF_R, PF_W, PF_X, PT_GNU_PROPERTY
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.spans import Range, covers, intersection, size
@@ -328,6 +329,21 @@ def test_a_table_that_is_not_there_is_refused(kit: Kit, tmp_path: Path, tag: str
         file.seek(dynamic["p_offset"] + 16 * tags.index(tag))
         file.write((21).to_bytes(8, "little"))  # DT_DEBUG says nothing
     with pytest.raises(CannotCompactError, match="names no strings or no symbols"):
+        cut_library(library, tmp_path / "cut.so", tmp_path, [], OPTIONS)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_memory_that_is_to_be_sealed_is_refused(tmp_path: Path, is_first: bool) -> None:
+    """As the linker's ``-z memory-seal`` asks for it: a property of the type 3 without a value."""
+    library = compile_library(tmp_path, "-fcf-protection", "-Wl,-z,shstk")
+    data = library.read_bytes()
+    [at] = [row[2] for row in view(data).segments if row[0] == PT_GNU_PROPERTY]
+    assert struct.unpack_from("<I", data, at + 4) == (16,)
+    # Two properties without a value have the room of one with a value.
+    seal, other = struct.pack("<II", 3, 0), struct.pack("<II", 2, 0)
+    properties = seal + other if is_first else other + seal
+    library.write_bytes(put(data, at + 16, properties))
+    with pytest.raises(CannotCompactError, match=r"its memory \(GNU_PROPERTY_MEMORY_SEAL\)"):
         cut_library(library, tmp_path / "cut.so", tmp_path, [], OPTIONS)
 
 

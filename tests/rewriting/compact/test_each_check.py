@@ -756,6 +756,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("cut", "no holes, or more than it has room for", a_note_without_holes),
     ("cut", "a folder of its note is not absolute", note_text(112, 0)),
     ("cut", "holes, digest and names do not agree", note((8, 4), 1)),
+    ("cut", "holes, digest and names do not agree", note((12, 4), 1)),
     ("cut", "holes, digest and names do not agree", note((16, 1), 1)),
     ("cut", "holes, digest and names do not agree", note_text(108, 0)),
     ("cut", "holes, digest and names do not agree", note_text(112, -3)),

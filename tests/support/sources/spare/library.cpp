@@ -65,6 +65,16 @@ __asm__(
     ".size interrupted, . - interrupted\n"
     ".balign 4096\n");
 
+#ifdef RESTARTABLE
+// The library lists a sequence, as tcmalloc and librseq do.
+__asm__(
+    ".section __rseq_cs, \"aw\"\n"
+    ".balign 32\n"
+    ".long 0, 0\n"
+    ".quad interrupted, 0, interrupted\n"
+    ".text\n");
+#endif
+
 __attribute__((noinline, aligned(4096))) static int initial() { return 42; }
 static int initialised = initial();
 extern "C" int constructed() { return initialised; }

@@ -551,6 +551,10 @@ int main(int count, char **arguments) {
     } else if (!strcmp(what, "deleted")) {
         if (count > 4 && unlink(arguments[4])) return 7;
         use();
+    } else if (!strcmp(what, "sealed")) {
+        /* mseal, of Linux 6.10. */
+        if (syscall(462, (long)page(0) & -4096L, pages * 4096L, 0L)) puts("no seal");
+        use();
     } else if (!strcmp(what, "seccomp")) {
         deny_executable();
         use();
