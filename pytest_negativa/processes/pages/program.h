@@ -16,7 +16,7 @@ static void note_protection(uintptr_t start, size_t size, int protection) {
     size_t count = atomic_load(&library_count);
     if (protection == PROT_NONE) return;
     for (size_t i = 0; i < count; i++) {
-        Library *library = &libraries[i];
+        Library *library = library_at(i);
         if (end <= library->low || start >= library->high || !atomic_load(&library->watched))
             continue;
         atomic_store(&library->kept, true);
@@ -44,7 +44,7 @@ static void before_prctl(int option) {
     lock();
     without_guards = true;
     for (size_t i = 0, count = atomic_load(&library_count); i < count; i++) {
-        Library *library = &libraries[i];
+        Library *library = library_at(i);
         if (!atomic_load(&library->watched)) continue;
         bool of_holes = library->record->kind == HOLES;
         if (!of_holes && !atomic_load(&library->guarded)) continue;
@@ -63,7 +63,7 @@ FAULTS_FORWARD(prctl, before_prctl((int)a))
 static void before_seal(uintptr_t start, size_t size) {
     lock();
     for (size_t i = 0, count = atomic_load(&library_count); i < count; i++) {
-        Library *library = &libraries[i];
+        Library *library = library_at(i);
         if (atomic_load(&library->watched) && !atomic_load(&library->guarded) &&
             start < library->high && library->low < start + size)
             give_up(library);
@@ -86,7 +86,7 @@ static void read_pages(uintptr_t start, size_t size) {
     uintptr_t end = start + size;
     size_t count = atomic_load(&library_count);
     for (size_t i = 0; i < count; i++) {
-        const Library *library = &libraries[i];
+        const Library *library = library_at(i);
         if (end <= library->low || start >= library->high || !atomic_load(&library->watched))
             continue;
         for (size_t j = 0; j < library->range_count; j++) {

@@ -18,6 +18,7 @@
 
 enum {
     MAX_RANGES = 16,
+    BLOCK = 32,  /* libraries */
     COARSE = 64, /* pages to give back at once when a process has many mappings */
 };
 
@@ -32,6 +33,7 @@ typedef struct {
     atomic_bool kept;     /* stays accessible: no more touches are known */
     atomic_bool guarded;  /* by guard pages, not by mprotect */
     atomic_bool switched; /* from guard pages to mprotect: some may be left for a moment */
+    size_t index;
     uintptr_t base, low, high;
     size_t range_count;
     Range *ranges, own_ranges[MAX_RANGES]; /* holes are mapped, for there may be more */
@@ -51,8 +53,12 @@ typedef struct {
 
 static Records armed; /* which removed code is watched, see holes.h */
 
-static Library libraries[MAX_LIBRARIES];
+/* Mapped when a library needs one, as a program may lock all of its memory (mlockall). */
+static Library *blocks[(MAX_LIBRARIES + BLOCK - 1) / BLOCK];
 static atomic_size_t library_count;
+
+static Library *library_at(size_t index) { return &blocks[index / BLOCK][index % BLOCK]; }
+
 static atomic_long parts_left;
 
 static void lock(void) {
@@ -138,7 +144,7 @@ static long open_page(const Library *library, const Range *range, uintptr_t at) 
 static bool serve(uintptr_t address, unsigned long error, int si_code) {
     size_t count = atomic_load(&library_count);
     for (size_t i = 0; i < count; i++) {
-        Library *library = &libraries[i];
+        Library *library = library_at(i);
         if (address < library->low || address >= library->high || !atomic_load(&library->watched))
             continue;
         for (size_t j = 0; j < library->range_count; j++) {
