@@ -6,6 +6,7 @@ prints, without nvrtc and nvJitLink, bytes before and after, and what stays by s
 In the other parts, a copy of the originals and the copy with the default holes take turns:
 
 - ``import``: the time of an import, with files in the page cache, and with them dropped from it;
+  and what of them is there in the end;
 - ``memory``: RSS, PSS and mappings of several processes at once, and the time of a fork;
 - ``touch``: the first read of a page that left, against the original's page fault, warm and cold.
 
@@ -19,6 +20,7 @@ arch, where there is no GPU for a lock.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import shutil
@@ -209,6 +211,18 @@ def drop(*folders: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def cached(*folders: Path) -> float:
+    """MB that the page cache has of files, by cachestat(2) of Linux 6.5."""
+    call, all_of_it, found = ctypes.CDLL(None).syscall, (ctypes.c_uint64 * 2)(), 0
+    for path in files(*folders):
+        state = (ctypes.c_uint64 * 5)()
+        with path.open("rb") as file:
+            if call(451, file.fileno(), all_of_it, state, 0):
+                return float("nan")
+        found += state[0] * 4096
+    return found / 1e6
+
+
 def warm(*folders: Path) -> None:
     for path in files(*folders):
         with path.open("rb", buffering=0) as file:
@@ -291,6 +305,15 @@ def part_import(stack: Stack) -> Iterator[tuple[str, str]]:
                 f"import, {name}, {of}",
                 f"{times[0]:.3f} -> {times[1]:.3f} s; ratio {statistics.median(ratios):.3f} "
                 f"({ratios[0]:.3f} to {ratios[-1]:.3f}, {count} pairs)",
+            )
+        if name == "cold":
+            drop(stack.original, stack.slim, stack.spares)
+            once(stack.original)
+            once(stack.slim)
+            before, slim, spares = map(cached, (stack.original, stack.slim, stack.spares))
+            yield (
+                "import, cold, MB in the page cache",
+                f"{before:,.0f} -> {slim:,.0f}, spares {spares:,.0f}",
             )
         read = [statistics.median(row[2] for row in side) / 1e6 for side in zip(*rows)]  # noqa: B905
         yield f"import, {name}, MB read from disk", f"{read[0]:,.0f} -> {read[1]:,.0f}"

@@ -74,7 +74,8 @@ def misses(
     eval "$(negativa misses --attach-env DIR)"
 
     --pid needs nothing set up, so it is for production. It logs into the folder LOG which pages of
-    its spares a process has now: up to 16 around each that it touched. That needs the rights of a
+    its spares a process has now. With each page that it touched come up to 16 around it, and since
+    Linux 6.18 whole folios. Pages that left memory again are missing. That needs the rights of a
     debugger.
 
     misses names the function or the GPU code that was touched first on each page, of the --top

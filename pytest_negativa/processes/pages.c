@@ -173,7 +173,7 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
         disabled =
             !WRAP(map, faults_wrappers) || !WRAP(map, wrappers) || !WRAP(map, process_wrappers);
         for (size_t i = 0; disabled && i < atomic_load(&library_count); i++)
-            if (atomic_load(&libraries[i].watched)) give_up(&libraries[i]);
+            if (atomic_load(&library_at(i)->watched)) give_up(library_at(i));
         return 0;
     }
     if (disabled) {
@@ -213,7 +213,8 @@ EXPORT unsigned int la_objclose(uintptr_t *cookie) {
     uintptr_t base = library->base;
     lock();
     for (size_t i = 0; i < atomic_load(&library_count); i++)
-        if (libraries[i].base == base && atomic_load(&libraries[i].watched)) forget(&libraries[i]);
+        if (library_at(i)->base == base && atomic_load(&library_at(i)->watched))
+            forget(library_at(i));
     unlock();
     return 0;
 }

@@ -253,6 +253,17 @@ def test_slimmed_again_without_the_option_a_library_stays(
     assert digests(site.folder) == before
 
 
+@pytest.mark.skipif(shutil.which("llvm-strip") is None, reason="needs llvm-strip")
+def test_llvm_strip(site: Made, tmp_path: Path) -> None:
+    """What it leaves works, and is not what slim wrote."""
+    slim(site, tmp_path)
+    code = read_code(site.one).stdout
+    subprocess.run(["llvm-strip", site.one], check=True)
+    told = CliRunner().invoke(main, ["slim", "check", str(site.folder)])
+    assert told.exit_code == 1 and f"{ONE}: changed" in told.output
+    assert read_code(site.one).stdout == code != ""
+
+
 def test_names_in_other_folders(site: Made, tmp_path: Path) -> None:
     other = site.folder / "other/linked.so"
     os.link(site.one, other)

@@ -4,13 +4,17 @@ of the original."""
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
+from pytest_negativa.models.spans import covers
 from pytest_negativa.rewriting.compact.records import Cut
 from tests.support.compiling import compile_c, compile_shared
 from tests.support.cutting import Kit, compile_library, logged, needs_stub
@@ -132,3 +136,68 @@ def test_a_segment_starting_with_a_hole_is_found_by_its_headers(kit: Kit, tmp_pa
     first = next(load for load in loads if load.p_flags & 1)
     assert first.p_vaddr - first.p_offset > 4096 * kit.pages
     assert both(kit.program, kit, cut, "object").startswith(f"{kit.pages} {kit.pages} ")
+
+
+SUMS = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+for _ in range(int(sys.argv[2])): library.sum(0, 200)
+"""
+
+
+def test_perf_names_functions_in_the_spare(kit: Kit, tmp_path: Path) -> None:
+    """By the symbols that are in the spare, too: all but those on the page that ends the data."""
+    perf = shutil.which("perf")
+    if perf is None:
+        pytest.skip("needs perf")
+    (tmp_path / "padding.s").write_text('.section .padding, ""\n.skip 8192\n')
+    library = compile_library(tmp_path, str(tmp_path / "padding.s"))
+    cut = dataclasses.replace(kit, library=library).cut(tmp_path / "cut")
+    data = tmp_path / "perf.data"
+    # The original's file, if perf has it from another run, lies otherwise.
+    command: list[str | Path] = [perf, "--buildid-dir", tmp_path / "cache"]
+    record = [*command, "record", "-q", "-e", "cpu-clock", "-o", data]
+    sums = [sys.executable, "-I", "-S", "-c", SUMS, str(cut.library), "100000"]
+    if subprocess.run([*record, *sums], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this system lets perf measure nothing")
+    script = [*command, "script", "-i", data, "-F", "ip,sym,dso"]
+    done = subprocess.run(script, capture_output=True, text=True, check=True)
+    assert f" sum ({cut.spare})" in done.stdout
+
+
+# Arguments: the type of event, a file, an offset in it, the library.
+COUNTS = """
+import ctypes, os, struct, sys
+kind, path, offset, library = sys.argv[1:]
+name = ctypes.create_string_buffer(path.encode())
+# struct perf_event_attr: its type, its size, the path, and the offset.
+words = int(kind), 112, *[0] * 7, ctypes.addressof(name), int(offset)
+event = struct.pack("<II5QII2Q", *words).ljust(112, bytes(1))
+counter = ctypes.CDLL(None).syscall(298, event, 0, -1, -1, 0)
+if counter < 0:
+    sys.exit(5)
+print(*[ctypes.CDLL(library).interrupted() for _ in range(3)], end=" ")
+print(int.from_bytes(os.read(counter, 8), "little"))
+"""
+
+
+def test_a_probe_in_the_spare_is_at_the_originals_offset(kit: Kit, cut: Cut) -> None:
+    kind = Path("/sys/bus/event_source/devices/uprobe/type")
+    if not kind.exists() or os.geteuid() != 0:
+        pytest.skip("needs root, and a kernel with uprobes")
+    with kit.library.open("rb") as file:
+        elf = ELFFile(file)
+        symbols = elf.get_section_by_name(".dynsym")
+        assert isinstance(symbols, SymbolTableSection)
+        [symbol] = symbols.get_symbol_by_name("interrupted") or []
+        offset = next(elf.address_offsets(symbol["st_value"]))
+    assert covers(cut.holes, offset, offset + 6)
+    for path, library in ((kit.library, kit.library), (cut.spare, cut.library)):
+        words = [kind.read_text().strip(), str(path), str(offset), str(library)]
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", COUNTS, *words],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode == 5:
+            pytest.skip("this system allows no probes")
+        assert (done.stdout, done.stderr) == ("77 77 77 3\n", "")

@@ -65,6 +65,21 @@ def test_all_pages_come_back_before_a_program_seals_them(
     assert len(misses.pages) >= kit.pages
 
 
+def test_a_log_maps_little_memory(cut: Cut, tmp_path: Path) -> None:
+    """All of it counts for a program that locks its memory (mlockall, RLIMIT_MEMLOCK)."""
+    code = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1])
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize:")))
+"""
+    command = [sys.executable, "-I", "-S", "-c", code, str(cut.library)]
+    plain, with_log = (
+        int(subprocess.run(command, env=environ, capture_output=True, check=True).stdout)
+        for environ in ({}, logged(tmp_path))
+    )
+    assert 0 < with_log - plain < 3000  # kB; most of it is the tracer's own libc
+
+
 def test_a_child_shares_the_log_of_its_parent(kit: Kit, cut: Cut, tmp_path: Path) -> None:
     code = """
 import ctypes, os, sys

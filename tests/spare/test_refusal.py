@@ -251,11 +251,18 @@ def test_a_program_with_more_rights_than_its_caller_has(kit: Kit) -> None:
             return done.returncode, done.stdout
 
         assert run(away) == run(named) == (0, kit.output)
-        program.chmod(0o755 | stat.S_ISUID)
         if os.statvfs(program).f_flag & os.ST_NOSUID:
             pytest.skip("this file system knows no set-user-ID")
+        program.chmod(0o755 | stat.S_ISUID)
         assert run(named) == (0, kit.output)
         assert run(away) == (3, message_of(away, ABSENT))
+        program.chmod(0o755)
+        setcap = shutil.which("setcap", path="/usr/sbin:/sbin:/usr/bin")
+        if setcap is None:
+            pytest.skip("needs setcap")
+        subprocess.run([setcap, "cap_net_raw=ep", program], check=True)
+        assert run(away) == (3, message_of(away, ABSENT))
+        assert run(named) == run(kit.cut(folder / "beside")) == (0, kit.output)
 
 
 def test_a_library_that_went_whole(kit: Kit, tmp_path: Path) -> None:

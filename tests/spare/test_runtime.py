@@ -65,6 +65,7 @@ def is_refused(done: subprocess.CompletedProcess[str]) -> bool:
         "deleted",
         "seccomp",
         "sealed",
+        "locked",
         "no-shared",
         "reload",
         "write",

@@ -55,14 +55,14 @@ static void note_all_constants(void) {
     int pagemap = only_holes || faults_is_vforked() ? -1 : open_pagemap();
     if (pagemap < 0) return;
     for (size_t i = 0, count = atomic_load(&library_count); i < count; i++)
-        if (atomic_load(&libraries[i].watched)) note_constants(&libraries[i], pagemap);
+        if (atomic_load(&library_at(i)->watched)) note_constants(library_at(i), pagemap);
     close_file(pagemap);
 }
 
 /* One more process will note, or one less. */
 static void expect_notes(unsigned more) {
     for (size_t i = 0, count = atomic_load(&library_count); i < count; i++) {
-        LogRecord *record = atomic_load(&libraries[i].watched) ? libraries[i].constants : NULL;
+        LogRecord *record = atomic_load(&library_at(i)->watched) ? library_at(i)->constants : NULL;
         if (record != NULL && is_readable((uintptr_t)record, sizeof *record))
             atomic_fetch_add((atomic_uint *)&record->flags, more);
     }

@@ -35,7 +35,7 @@ static void hide(Library *library) {
 static size_t find_place(void) {
     size_t count = atomic_load(&library_count);
     for (size_t i = 0; i < count; i++)
-        if (!atomic_load(&libraries[i].watched)) return i;
+        if (!atomic_load(&library_at(i)->watched)) return i;
     return count;
 }
 
@@ -46,8 +46,14 @@ static Library *begin_library(const struct link_map *map) {
         note_lost(index == MAX_LIBRARIES ? "the process has too many libraries." : NO_ROOM);
         return NULL;
     }
-    Library *library = &libraries[index];
+    Library **block = &blocks[index / BLOCK];
+    if (*block == NULL && (*block = map_zeroed(BLOCK * sizeof **block)) == NULL) {
+        note_lost(NO_ROOM);
+        return NULL;
+    }
+    Library *library = library_at(index);
     memset(library, 0, sizeof *library);
+    library->index = index;
     library->base = map->l_addr;
     library->ranges = library->own_ranges;
     return library;
@@ -70,7 +76,7 @@ static size_t number_pages(Library *library) {
 
 /* From now on its pages are looked up when they are touched. */
 static void show_to_handler(Library *library) {
-    size_t index = (size_t)(library - libraries);
     atomic_store(&library->watched, true);
-    if (index == atomic_load(&library_count)) atomic_store(&library_count, index + 1);
+    if (library->index == atomic_load(&library_count))
+        atomic_store(&library_count, library->index + 1);
 }

@@ -41,7 +41,7 @@ static void before_prctl(int option) {
     lock();
     without_guards = true;
     for (size_t i = 0, count = atomic_load(&library_count); i < count; i++) {
-        Library *library = &libraries[i];
+        Library *library = library_at(i);
         if (!atomic_load(&library->watched)) continue;
         bool of_holes = library->record->kind == HOLES;
         if (!of_holes && !atomic_load(&library->guarded)) continue;
@@ -60,7 +60,7 @@ FAULTS_FORWARD(prctl, before_prctl((int)a))
 static void before_seal(uintptr_t start, size_t size) {
     lock();
     for (size_t i = 0, count = atomic_load(&library_count); i < count; i++) {
-        Library *library = &libraries[i];
+        Library *library = library_at(i);
         if (atomic_load(&library->watched) && !atomic_load(&library->guarded) &&
             start < library->high && library->low < start + size)
             give_up(library);

@@ -18,6 +18,7 @@
 
 enum {
     MAX_RANGES = 16,
+    BLOCK = 32,  /* libraries */
     COARSE = 64, /* pages to give back at once when a process has many mappings */
 };
 
@@ -32,6 +33,7 @@ typedef struct {
     atomic_bool kept;     /* stays accessible: no more touches are known */
     atomic_bool guarded;  /* by guard pages, not by mprotect */
     atomic_bool switched; /* from guard pages to mprotect: some may be left for a moment */
+    size_t index;
     uintptr_t base, low, high;
     size_t range_count;
     Range *ranges, own_ranges[MAX_RANGES]; /* holes are mapped, for there may be more */
@@ -51,8 +53,12 @@ typedef struct {
 
 static Records armed; /* which removed code is watched, see holes.h */
 
-static Library libraries[MAX_LIBRARIES];
+/* Mapped when a library needs one, as a program may lock all of its memory (mlockall). */
+static Library *blocks[(MAX_LIBRARIES + BLOCK - 1) / BLOCK];
 static atomic_size_t library_count;
+
+static Library *library_at(size_t index) { return &blocks[index / BLOCK][index % BLOCK]; }
+
 static atomic_long parts_left;
 
 static void lock(void) {
@@ -137,7 +143,7 @@ static long open_page(const Library *library, const Range *range, uintptr_t at) 
 /* The next library from number `at` on that is watched between two addresses; NULL: none. */
 static Library *next_watched(size_t *at, uintptr_t start, uintptr_t end) {
     for (size_t count = atomic_load(&library_count); *at < count;) {
-        Library *library = &libraries[(*at)++];
+        Library *library = library_at((*at)++);
         if (start < library->high && end > library->low && atomic_load(&library->watched))
             return library;
     }

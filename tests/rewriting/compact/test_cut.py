@@ -80,6 +80,27 @@ def test_the_same_input_makes_the_same_files(kit: Kit, tmp_path: Path) -> None:
     assert named.spare.name.startswith("lib.so.")
 
 
+def test_a_cut_library_depends_on_what_the_original_does(tmp_path: Path) -> None:
+    """And on nothing of ours: it works without this package."""
+
+    def dependencies(path: Path) -> list[tuple[str, object]]:
+        with path.open("rb") as file:
+            [dynamic] = ELFFile(file).iter_segments("PT_DYNAMIC")
+            assert isinstance(dynamic, DynamicSegment)
+            return [
+                (row.entry.d_tag, getattr(row, row.entry.d_tag[3:].lower()))
+                for row in dynamic.iter_tags()
+                if row.entry.d_tag in ("DT_NEEDED", "DT_RUNPATH", "DT_RPATH", "DT_SONAME")
+            ]
+
+    for place in ("-Wl,--enable-new-dtags", "-Wl,--disable-new-dtags"):
+        flags = (place, "-Wl,-rpath,$ORIGIN/../lib:/usr/none", "-Wl,-soname,libpages.so.1")
+        library = compile_library(tmp_path, *flags)
+        kit = Kit(library, library, 1)
+        rows = dependencies(library)
+        assert len(rows) > 3 and dependencies(kit.cut(tmp_path / "cut").library) == rows
+
+
 def test_needed_pages_stay_where_they_are(kit: Kit, tmp_path: Path) -> None:
     with kit.library.open("rb") as file:
         text = ELFFile(file).get_section_by_name(".text")
