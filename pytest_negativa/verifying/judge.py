@@ -36,7 +36,7 @@ from pytest_negativa.verifying.evidence import (
     count_gpu_tests,
     libraries_by_test,
 )
-from pytest_negativa.verifying.process_ends import reasons_of_ends
+from pytest_negativa.verifying.process_ends import commands_of, reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import (
     MOST_RERUNS,
@@ -150,10 +150,12 @@ def _compare_work(
     needs_only: bool,
 ) -> tuple[WorkDifference, ...]:
     places = Places(attempt.reconstruction)
-    traced, copies = Work.of(attempt.traced.usage, places), Work.of(attempt.usage, places)
+    sessions = commands_of(attempt.traced, attempt.all_rounds)
+    traced = Work.of(attempt.traced.usage, places, sessions)
+    copies = Work.of(attempt.usage, places, sessions)
     if attempt.repeated is not None:
         tests = by_nodeid(attempt.traced.session.tests)
-        traced = work_of_part(traced, tests, Work.of(attempt.repeated, places))
+        traced = work_of_part(traced, tests, Work.of(attempt.repeated, places, sessions))
     work = (
         *compare_work(traced, copies, flaky, launches=attempt.compare_launches),
         *refused_work(traced, copies),

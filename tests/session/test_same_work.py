@@ -61,6 +61,46 @@ def test_starts_a_child():
 
 CHILD_OF_A_KIND = SUBPROCESS.replace('use("lib.so", 1)', 'use("lib.so", 0)')
 
+FORKED = """
+import multiprocessing
+from standin_gpu import child_environ, trace_program
+
+def work(number):
+    detector = trace_program()
+    if ROUND != "verify" or number < LEAST:
+        use(LIB, 0)
+    detector.stop()
+
+def test_pool(monkeypatch):
+    monkeypatch.setenv("NEGATIVA_TRACE_DIR", child_environ()["NEGATIVA_TRACE_DIR"])
+    use(LIB, 0)
+    for number in range(2):
+        forked = multiprocessing.get_context("fork").Process(target=work, args=(number,))
+        forked.start()
+        forked.join()
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_pytest_forks_have_another_command_when_traced(tmp_path: Path) -> None:
+    suite = FORKED.replace("LEAST", "2")
+    project = VerifiedProject(tmp_path / "project", suite).trace()
+    assert "\nPROVED" in project.verify()
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "Processes that pytest forked go on without the GPU, and the session uses the same kernels.",
+    says="used when traced, but not on the copies: the GPU by ",
+)
+def test_forked_processes_without_the_gpu(tmp_path: Path, fault: PlantedFault) -> None:
+    suite = FORKED.replace("LEAST", "0")
+    project = VerifiedProject(tmp_path / "project", suite).trace()
+    shown = project.verify(status=1)
+    fault.check(shown)
+    assert "forked by the session" in " ".join(shown.split())
+
+
 AT_IMPORT = f"""
 try:
     need(LIB, {HIDDEN})
