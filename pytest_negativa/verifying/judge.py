@@ -19,6 +19,7 @@ from pytest_negativa.models.settings import Granularity, OpenedPolicy
 from pytest_negativa.models.spans import Span, intersection, size
 from pytest_negativa.models.verdict import (
     NEEDS,
+    STAYING,
     TESTS_DIFFER,
     VERDICT_VERSION,
     LibraryStatus,
@@ -58,6 +59,7 @@ from pytest_negativa.verifying.same_work import (
     without,
     work_of_part,
 )
+from pytest_negativa.verifying.used_again import spans_of
 
 _UNWATCHED = (
     "the traced run did not watch GPU code, so nothing shows what the missing work may need; if "
@@ -85,9 +87,11 @@ def judge(attempt: Attempt) -> Verdict:
             "the copies ran with CUDA_MODULE_LOADING=EAGER, and the trace did not: that compares "
             "outcomes, and proves nothing; prove with lazy loading, or trace eagerly, too"
         )
-    kept = what_stays(attempt, work)
+    kept = (*what_stays(attempt, work), *spans_of(attempt.again, attempt.plans))
+    kept = tuple({(span.library, span.start): span for span in kept}.values())
     attempt = without(attempt, kept)
-    against = [d for d in work if d.kind is not WorkKind.NOT_REPEATED]
+    work += attempt.again
+    against = [d for d in work if d.kind not in STAYING]
     reasons += reasons_of_work(against, attempt.usage)
     if changes and against:
         reasons.append(

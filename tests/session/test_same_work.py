@@ -467,6 +467,64 @@ def test_what_a_flaky_test_used_first_is_asked_for_unless_the_trace_watched(tmp_
     assert "\nPROVED" in shown and "not repeated on the copies" in shown
 
 
+# It fails before its need, but for every second run on the originals.
+FAILS_BY_CHANCE = """
+def test_use():
+    use(LIB, 0)
+
+def test_chance():
+    with Path("count").open("a") as file:
+        file.write("x")
+    assert ROUND == "original" and Path("count").stat().st_size % 2, "chance"
+    NEED
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("need", "kernel"),
+    [
+        ("use(LIB, 1)", MULTIPLY),
+        pytest.param(f"need(LIB, {USED[3]})", None, marks=pytest.mark.nightly),
+    ],
+    ids=["looked up", "read"],
+)
+@pytest.mark.planted_fault(
+    "A test fails by chance when traced and on the copies, before it comes to what it needs.",
+    says="Used on the originals alone, by tests that failed or differed and ran again: it stays:",
+)
+def test_a_failure_by_chance(
+    tmp_path: Path, fault: PlantedFault, need: str, kernel: str | None
+) -> None:
+    suite = FAILS_BY_CHANCE.replace("NEED", need)
+    project = VerifiedProject(tmp_path / "project", suite)
+    project.pytest("-q", "--negativa", status=1)
+    shown = project.verify(status=1)
+    fault.check(shown)
+    assert "1 failed test may need more; running 1 test on the originals" in shown
+    assert "\nPROVED" in shown
+    assert [r["kind"] for r in project.verdict["rounds"]] == ["verify", "original"]
+    wanted = USED[1 if kernel else 3]
+    assert wanted in [int(w["image"], 16) for w in project.verdict["work"]]
+    assert kernel in [w["kernel"] for w in project.verdict["work"]]
+    kept = [d[0] for d in project.plan("lib.so") if d[3] == "healed"]
+    assert wanted in kept and len(kept) < 4
+    # From now on, it is no work that the copies lack.
+    again = project.verify(status=1)
+    assert "\nPROVED" in again and project.verdict["kept"] == []
+
+
+@pytest.mark.slow
+def test_a_test_that_always_fails_is_accepted(tmp_path: Path) -> None:
+    suite = FAILS_BY_CHANCE.replace("% 2", "< 0").replace("NEED", "")
+    project = VerifiedProject(tmp_path / "project", suite)
+    project.pytest("-q", "--negativa", status=1)
+    assert "\nPROVED" in project.verify("--negativa-rerun=3", status=1)
+    kinds = [(r["kind"], r["tests"]) for r in project.verdict["rounds"]]
+    assert kinds == [("verify", 2), ("original", 1)]
+    assert project.verdict["work"] == project.verdict["kept"] == []
+
+
 @pytest.mark.nightly
 @pytest.mark.planted_fault(
     "A flaky test is the first to use a kernel. A later test that is not flaky needs it, too, and "
