@@ -17,6 +17,7 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity, OpenedPolicy
 from pytest_negativa.models.spans import Span, intersection, size
+from pytest_negativa.models.trace import UNENDED
 from pytest_negativa.models.verdict import (
     NEEDS,
     STAYING,
@@ -108,6 +109,7 @@ def judge(attempt: Attempt) -> Verdict:
             traced.loaded,
             tests_agree=not reasons,
             left_out=details_by_library(against),
+            unlogged=_why_unlogged(attempt),
             opened=attempt.opened,
             held=attempt.held,
             policy=attempt.settings.opened_originals,
@@ -177,6 +179,19 @@ def _compare_work(
     planned = {plan.library.path for plan in attempt.plans}
     # Programs ask the driver for code of their own that is not there, too.
     return tuple(d for d in work if d.kind is not WorkKind.REFUSED or d.library in planned)
+
+
+def _why_unlogged(attempt: Attempt) -> dict[str, str]:
+    """By real path: why not all is known that a process with the copy asked the driver for."""
+    users = {used.library.path: used.processes for used in attempt.usage.libraries}
+    return {
+        copy.library.path: lack.text
+        for copy in attempt.reconstruction.libraries
+        for lack in attempt.usage.incomplete
+        # A process that was killed had written all that it did until then.
+        if lack.code != UNENDED
+        and (lack.process is None or lack.process in users.get(copy.copy, ()))
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +345,7 @@ def judge_libraries(
     *,
     tests_agree: bool,
     left_out: Mapping[str, str] = MappingProxyType({}),
+    unlogged: Mapping[str, str] = MappingProxyType({}),
     opened: Mapping[str, str] = MappingProxyType({}),
     held: Mapping[str, str] = MappingProxyType({}),
     policy: OpenedPolicy = OpenedPolicy.NOT_PROVED,
@@ -339,6 +355,7 @@ def judge_libraries(
 
     Args:
         left_out: by real path: what of a library was not used on the copies.
+        unlogged: by real path: why not all is known that processes asked the driver for.
         opened, held: see ``Attempt``.
         policy: what follows from ``opened``.
         armed: see ``Attempt``.
@@ -357,6 +374,7 @@ def judge_libraries(
             loaded=loaded,
             doubt=None if tests_agree else left_out.get(path, TESTS_DIFFER),
             opened=None if only_noted else opened.get(path),
+            unlogged=unlogged.get(path),
         )
         row = _row(plan, copy, armed.get(path, ()), status, detail)
         noted = [opened.get(path) if only_noted else None, held.get(path)]
@@ -376,6 +394,7 @@ def _status(
     loaded: bool,
     doubt: str | None,
     opened: str | None,
+    unlogged: str | None,
 ) -> tuple[LibraryStatus, str | None]:
     """The status of one library, and why it is not proved.
 
@@ -384,6 +403,7 @@ def _status(
         loaded: whether the traced run had it mapped.
         doubt: why the tests prove nothing.
         opened: how the original was opened meanwhile, if it was.
+        unlogged: why not all is known that processes asked the driver for, if it isn't.
     """
     path = plan.library.path
     if refused is not None:
@@ -405,6 +425,12 @@ def _status(
         return LibraryStatus.NOTHING_UNUSED, None
     if doubt is not None:
         return LibraryStatus.NOT_PROVED, doubt
+    if copy.repacked and unlogged is not None:
+        # No page of a kept cubin is armed: only the driver tells of the functions that it lacks.
+        return LibraryStatus.NOT_PROVED, (
+            f"functions were removed from kept cubins, and a process was not traced to its end on "
+            f"the copies, so whether it asked for them is not known: {unlogged}"
+        )
     return LibraryStatus.PROVED, None
 
 
