@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -268,6 +269,50 @@ def test_a_swallowed_error(tmp_path: Path, fault: PlantedFault, suite: str) -> N
     assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
     assert "\nPROVED" in project.heal()
     assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [BESIDE, USED[3]]
+
+
+# Where nobody looks at what becomes of a need.
+UNSEEN = {
+    "warning": "import warnings\nerror = attempt()\nwarnings.warn(error or 'fine')",
+    "log": "import logging\nlogging.error(attempt())",
+    "stderr": "print(attempt(), file=sys.stderr)",
+    "thread": "import threading\none = threading.Thread(target=ask)\none.start()\none.join()",
+    "unraisable": "class Asks:\n    def __del__(self):\n        ask()\nAsks()",
+    "task": "import asyncio\nasync def main():\n    asyncio.create_task(later())\n"
+    "    await asyncio.sleep(0.01)\nasync def later():\n    ask()\nasyncio.run(main())",
+}
+UNSEEN_SUITE = """
+def ask():
+    use(LIB, 3 if ROUND == "verify" else 0)
+
+def attempt():
+    try:
+        ask()
+    except RuntimeError as e:
+        return str(e)
+
+def test_use():
+    use(LIB, 0)
+
+def test_unseen():
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=[pytest.mark.nightly] * (way != "thread")) for way in UNSEEN],
+)
+@pytest.mark.planted_fault(
+    "The error of removed code is a warning, a line of a log or of stderr, or ends a thread, a "
+    "destructor or a task.",
+    says="refused by the driver on the copies alone: image_blur of lib.so",
+)
+def test_a_need_that_nobody_looks_at(tmp_path: Path, fault: PlantedFault, way: str) -> None:
+    suite = UNSEEN_SUITE + textwrap.indent(UNSEEN[way], "    ")
+    project = VerifiedProject(tmp_path / "project", suite).trace()
+    fault.check(project.verify(status=1))
+    assert project.differing() == {}
 
 
 # As libraries do that unpack GPU code themselves: no call of the driver shows it.
