@@ -163,10 +163,16 @@ class WorkKind(str, enum.Enum):
         "used when traced, and not repeated on the copies: its images stay whole, and no process "
         "touched what was removed"
     )
+    USED_AGAIN = (
+        "used on the originals alone, by tests that failed or differed and ran again: it stays"
+    )
 
 
 NEEDS = frozenset({WorkKind.REFUSED, WorkKind.TOUCHED})
 """What shows by itself that removed code was needed, and which."""
+
+STAYING = frozenset({WorkKind.NOT_REPEATED, WorkKind.USED_AGAIN})
+"""What speaks against nothing, for all that it may need stays."""
 
 
 class WorkDifference(Record, frozen=True, kw_only=True):
@@ -230,8 +236,8 @@ class NeededSpan(Record, frozen=True, kw_only=True):
         start, end: file offsets, as in the plan.
         test: the node id of the test that was refused it or touched it; ``a process`` if none is
             known.
-        found_by: a process touched it, the driver refused it, or the copies did not repeat what
-            may have needed it.
+        found_by: a process touched it, the driver refused it, a test used it that ran again on the
+            originals, or the copies did not repeat what may have needed it.
     """
 
     library: str
@@ -247,6 +253,8 @@ class NeededSpan(Record, frozen=True, kw_only=True):
             return f"the driver refused it to {self.test}"
         if self.found_by is WorkKind.TOUCHED:
             return f"touched on the copies by {self.test}"
+        if self.found_by is WorkKind.USED_AGAIN:
+            return f"used on the originals by {self.test}, which ran again there"
         return "the copies did not repeat all work, and nothing shows that it needs none of it"
 
 
@@ -274,7 +282,8 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
         changes: what the tests were started with otherwise than when traced.
         work: what the tests used otherwise than when traced; if their outcomes differ, only what
             the driver refused.
-        kept: what of the plan is not proved and stays, for work that was not repeated.
+        kept: what of the plan is not proved and stays, for work that was not repeated, and for what
+            tests used that ran again.
         parts: ids of the runs that were proved, if ``run_id`` unites several.
     """
 
@@ -311,7 +320,7 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
     @property
     def other_work(self) -> tuple[WorkDifference, ...]:
         """Differences in the work that speak against the plan."""
-        return tuple(d for d in self.work if d.kind is not WorkKind.NOT_REPEATED)
+        return tuple(d for d in self.work if d.kind not in STAYING)
 
     @property
     def unused_bytes(self) -> int:

@@ -14,7 +14,7 @@ from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.settings import Verify
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Phase, Usage
-from pytest_negativa.models.verdict import ProvedLibrary
+from pytest_negativa.models.verdict import ProvedLibrary, WorkDifference
 from pytest_negativa.processes.redirect import (
     read_logs,
     why_not_redirected,
@@ -76,6 +76,8 @@ class Attempt:
         problems: what else speaks against the attempt, such as a collection error.
         repeated: of a plan for some tests: what these used on the originals, if all ran there and
             ended as when traced.
+        again: removed code that tests used when they ran again on the originals, see
+            ``used_again``.
         ended_ns: when, nanoseconds since the epoch.
     """
 
@@ -99,6 +101,7 @@ class Attempt:
     armed: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     touches: Touches = field(default_factory=Touches)
     repeated: Usage | None = None
+    again: tuple[WorkDifference, ...] = ()
 
     @property
     def after(self) -> dict[str, TestResult]:

@@ -17,8 +17,10 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity
 from pytest_negativa.models.spans import Span, intersection, size
+from pytest_negativa.models.trace import UNENDED
 from pytest_negativa.models.verdict import (
     NEEDS,
+    STAYING,
     TESTS_DIFFER,
     VERDICT_VERSION,
     LibraryStatus,
@@ -37,7 +39,7 @@ from pytest_negativa.verifying.evidence import (
     count_gpu_tests,
     libraries_by_test,
 )
-from pytest_negativa.verifying.process_ends import reasons_of_ends
+from pytest_negativa.verifying.process_ends import commands_of, reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import (
     MOST_RERUNS,
@@ -59,6 +61,7 @@ from pytest_negativa.verifying.same_work import (
     without,
     work_of_part,
 )
+from pytest_negativa.verifying.used_again import spans_of
 
 _UNWATCHED = (
     "the traced run did not watch GPU code, so nothing shows what the missing work may need; if "
@@ -86,9 +89,11 @@ def judge(attempt: Attempt) -> Verdict:
             "the copies ran with CUDA_MODULE_LOADING=EAGER, and the trace did not: that compares "
             "outcomes, and proves nothing; prove with lazy loading, or trace eagerly, too"
         )
-    kept = what_stays(attempt, work)
+    kept = (*what_stays(attempt, work), *spans_of(attempt.again, attempt.plans))
+    kept = tuple({(span.library, span.start): span for span in kept}.values())
     attempt = without(attempt, kept)
-    against = [d for d in work if d.kind is not WorkKind.NOT_REPEATED]
+    work += attempt.again
+    against = [d for d in work if d.kind not in STAYING]
     reasons += reasons_of_work(against, attempt.usage)
     if changes and against:
         reasons.append(
@@ -105,6 +110,7 @@ def judge(attempt: Attempt) -> Verdict:
             traced.loaded,
             tests_agree=not reasons,
             left_out=details_by_library(against),
+            unlogged=_why_unlogged(attempt),
             opened=attempt.opened,
             held=attempt.held,
             armed={p: s for p, s in attempt.armed.items() if p in attempt.touches.watched},
@@ -150,10 +156,12 @@ def _compare_work(
     needs_only: bool,
 ) -> tuple[WorkDifference, ...]:
     places = Places(attempt.reconstruction)
-    traced, copies = Work.of(attempt.traced.usage, places), Work.of(attempt.usage, places)
+    sessions = commands_of(attempt.traced, attempt.all_rounds)
+    traced = Work.of(attempt.traced.usage, places, sessions)
+    copies = Work.of(attempt.usage, places, sessions)
     if attempt.repeated is not None:
         tests = by_nodeid(attempt.traced.session.tests)
-        traced = work_of_part(traced, tests, Work.of(attempt.repeated, places))
+        traced = work_of_part(traced, tests, Work.of(attempt.repeated, places, sessions))
     work = (
         *compare_work(traced, copies, flaky, launches=attempt.compare_launches),
         *refused_work(traced, copies),
@@ -171,6 +179,19 @@ def _compare_work(
     planned = {plan.library.path for plan in attempt.plans}
     # Programs ask the driver for code of their own that is not there, too.
     return tuple(d for d in work if d.kind is not WorkKind.REFUSED or d.library in planned)
+
+
+def _why_unlogged(attempt: Attempt) -> dict[str, str]:
+    """By real path: why not all is known that a process with the copy asked the driver for."""
+    users = {used.library.path: used.processes for used in attempt.usage.libraries}
+    return {
+        copy.library.path: lack.text
+        for copy in attempt.reconstruction.libraries
+        for lack in attempt.usage.incomplete
+        # A process that was killed had written all that it did until then.
+        if lack.code != UNENDED
+        and (lack.process is None or lack.process in users.get(copy.copy, ()))
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +345,7 @@ def judge_libraries(
     *,
     tests_agree: bool,
     left_out: Mapping[str, str] = MappingProxyType({}),
+    unlogged: Mapping[str, str] = MappingProxyType({}),
     opened: Mapping[str, str] = MappingProxyType({}),
     held: Mapping[str, str] = MappingProxyType({}),
     armed: Mapping[str, tuple[Span, ...]] = MappingProxyType({}),
@@ -332,6 +354,7 @@ def judge_libraries(
 
     Args:
         left_out: by real path: what of a library was not used on the copies.
+        unlogged: by real path: why not all is known that processes asked the driver for.
         opened, held: see ``Attempt``.
         armed: see ``Attempt``.
     """
@@ -348,6 +371,7 @@ def judge_libraries(
             loaded=loaded,
             doubt=None if tests_agree else left_out.get(path, TESTS_DIFFER),
             opened=opened.get(path),
+            unlogged=unlogged.get(path),
         )
         row = _row(plan, copy, armed.get(path, ()), status, detail)
         noted = [held[path]] if path in held else []
@@ -367,6 +391,7 @@ def _status(
     loaded: bool,
     doubt: str | None,
     opened: str | None,
+    unlogged: str | None,
 ) -> tuple[LibraryStatus, str | None]:
     """The status of one library, and why it is not proved.
 
@@ -375,6 +400,7 @@ def _status(
         loaded: whether the traced run had it mapped.
         doubt: why the tests prove nothing.
         opened: how the original was opened meanwhile, if it was.
+        unlogged: why not all is known that processes asked the driver for, if it isn't.
     """
     path = plan.library.path
     if refused is not None:
@@ -396,6 +422,12 @@ def _status(
         return LibraryStatus.NOTHING_UNUSED, None
     if doubt is not None:
         return LibraryStatus.NOT_PROVED, doubt
+    if copy.repacked and unlogged is not None:
+        # No page of a kept cubin is armed: only the driver tells of the functions that it lacks.
+        return LibraryStatus.NOT_PROVED, (
+            f"functions were removed from kept cubins, and a process was not traced to its end on "
+            f"the copies, so whether it asked for them is not known: {unlogged}"
+        )
     return LibraryStatus.PROVED, None
 
 

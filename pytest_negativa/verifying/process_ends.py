@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from pytest_negativa.models.outcomes import Outcome, SessionKind
 from pytest_negativa.models.trace import AFTER_SESSION, Header, Role, Usage, UsageProcess
@@ -36,6 +36,7 @@ def reasons_of_ends(
         traced: the run that the rounds are compared with.
     """
     before = [p for p in traced.usage.processes if p.header.role is Role.CHILD]
+    sessions = commands_of(traced, rounds)
     for result in rounds:
         if result.session.running:
             continue
@@ -44,7 +45,7 @@ def reasons_of_ends(
         if result.session.tests and result.session.kind is SessionKind.PYTEST:
             yield from _reasons_of_session(result, processes, traced)
             yield from _reasons_of_workers(result, processes, traced)
-        yield from _reasons_of_children(children, before)
+        yield from _reasons_of_children(children, before, sessions)
 
 
 def _reasons_of_session(
@@ -119,17 +120,19 @@ def _reasons_of_workers(
 
 
 def _reasons_of_children(
-    after: Sequence[UsageProcess], before: Sequence[UsageProcess]
+    after: Sequence[UsageProcess], before: Sequence[UsageProcess], sessions: Collection[_Command]
 ) -> Iterator[str]:
     """Children of a round's tests that did not end as when traced, a sentence each.
 
     Children are matched by their command. Commands that only one side has are matched by their
     executable: a test may make up a new name each time.
     """
-    common = {command_of(p.header) for p in after} & {command_of(p.header) for p in before}
+    common = {command_of(p.header, sessions) for p in after} & {
+        command_of(p.header, sessions) for p in before
+    }
 
     def kind(process: UsageProcess) -> _Command:
-        command = command_of(process.header)
+        command = command_of(process.header, sessions)
         return command if command in common else command[:1]
 
     allowed = Counter(kind(p) for p in before if not p.ended)
@@ -147,6 +150,19 @@ def _reasons_of_children(
             )
 
 
-def command_of(header: Header) -> _Command:
-    """The words of a process's command, without what differs between two runs."""
+def commands_of(traced: TracedRun, rounds: Sequence[RoundResult]) -> frozenset[_Command]:
+    """The words by which pytest was started: when traced, and in the rounds."""
+    sessions = (traced.session, *(result.session for result in rounds))
+    return frozenset(s.command for s in sessions if s.kind is SessionKind.PYTEST)
+
+
+def command_of(header: Header, sessions: Collection[_Command] = ()) -> _Command:
+    """The words of a process's command, without what differs between two runs.
+
+    Args:
+        sessions: commands of pytest. A process that such a session forked has its words, which
+            say no more than that: the options of a trace are others than those of a proof.
+    """
+    if header.argv in sessions:
+        return header.executable, "forked by the session"
     return tuple(_VARYING.sub("0", word) for word in (header.executable, *header.argv))

@@ -92,6 +92,16 @@ def undecided_tests(
                 yield nodeid
 
 
+def accepted_failures(
+    before: Results, after: Results, tolerate: Collection[Aspect] = ()
+) -> Iterator[str]:
+    """Tests that failed alike in both runs, perhaps by chance and before they came to a need."""
+    for nodeid, test in after.items():
+        failed = test.outcome in (Outcome.FAILED, Outcome.ERROR)
+        if failed and nodeid in before and same_outcome(before[nodeid], test, tolerate):
+            yield nodeid
+
+
 def known_of_originals(
     before: Results,
     after: Results,

@@ -105,12 +105,17 @@ def _moved_back(kept: Sequence[MovedSpan], offset: int) -> int:
     return part.start + inside if 0 <= inside < part.end - part.start else -1
 
 
-def uses_of(usage: Usage, places: Places) -> dict[Use, Context]:
+def uses_of(
+    usage: Usage, places: Places, sessions: Collection[tuple[str, ...]] = ()
+) -> dict[Use, Context]:
     """Uses, each with its first context.
 
     An image counts by its kernels, or by itself if no look-up was seen: cuFFT loads modules and
     gets their kernels in a way that CUPTI doesn't show. An image in memory counts by its kernels,
     because trimming changes its content. What the driver's linker was given counts by the result.
+
+    Args:
+        sessions: see ``command_of``.
     """
     uses: dict[Use, Context] = {}
     for library in usage.libraries:
@@ -132,7 +137,7 @@ def uses_of(usage: Usage, places: Places) -> dict[Use, Context]:
             uses[Use(None, memory.sha256, None)] = usage.context_of(memory.first)
     # A child that went on without the GPU, while another process used the same kernels.
     for child in _gpu_children(usage):
-        program, *words = command_of(child.header)
+        program, *words = command_of(child.header, sessions)
         command = " ".join((Path(program).name, *words))[:_MAX_COMMAND]
         context = child.last or Context(phase=Phase.PROCESS)
         uses.setdefault(Use(None, None, f"the GPU by {command}"), context)
@@ -172,10 +177,14 @@ class Work:
     refused: Mapping[tuple[str, Use], tuple[int, Context]]
 
     @classmethod
-    def of(cls, usage: Usage, places: Places) -> Work:
-        """The work that a usage tells of."""
+    def of(cls, usage: Usage, places: Places, sessions: Collection[tuple[str, ...]] = ()) -> Work:
+        """The work that a usage tells of.
+
+        Args:
+            sessions: see ``command_of``.
+        """
         return cls(
-            uses_of(usage, places),
+            uses_of(usage, places, sessions),
             {
                 Use(*places.find(one.library.path, image.offset), None)
                 for one in usage.libraries

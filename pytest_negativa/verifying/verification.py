@@ -8,12 +8,16 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
 from pytest_negativa.errors import StoreError
+from pytest_negativa.hostcode.gather import with_pages
 from pytest_negativa.installed.sites import find_code_distributions, find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.reconstruction import Reconstruction
@@ -22,10 +26,18 @@ from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import NEEDS, NeededSpan, ProvedLibrary, Verdict
+from pytest_negativa.models.verdict import NEEDS
+from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.models.verdict import ProvedLibrary
+from pytest_negativa.models.verdict import Verdict
+from pytest_negativa.models.verdict import WorkDifference
 from pytest_negativa.planning.keep_needed import keep_needed_spans
-from pytest_negativa.processes.file_users import FileUser, processes_with_driver, wait_for_users
-from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
+from pytest_negativa.processes.auditors import why_unwatchable
+from pytest_negativa.processes.file_users import FileUser
+from pytest_negativa.processes.file_users import processes_with_driver
+from pytest_negativa.processes.file_users import wait_for_users
+from pytest_negativa.processes.open_watch import CopyWatch
+from pytest_negativa.processes.open_watch import OpenWatch
 from pytest_negativa.processes.page_watch import watch_pages
 from pytest_negativa.processes.redirect import (
     make_table,
@@ -63,9 +75,16 @@ from pytest_negativa.verifying.evidence import (
 from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import RoundResult, run_all
-from pytest_negativa.verifying.same_outcome import Ends, ends_of, same_outcome, undecided_tests
+from pytest_negativa.verifying.same_outcome import (
+    Ends,
+    accepted_failures,
+    ends_of,
+    same_outcome,
+    undecided_tests,
+)
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches, arm, read_touches
+from pytest_negativa.verifying.used_again import used_again, why_unknown
 from pytest_negativa.verifying.used_originals import (
     NamedUses,
     find_twins,
@@ -108,6 +127,7 @@ class Verification:
         self._unopened = [path for plan in traced.files for path in unused_paths(plan)]
         self._originals: Ends = {}
         self._repeated: Usage | None = None
+        self._again: list[WorkDifference] = []
         self._held: tuple[tuple[str, FileUser], ...] = ()
         # By path: the original.
         self._copy_files: Mapping[str, str] = {}
@@ -146,6 +166,7 @@ class Verification:
             and bool(self.traced.usage.launches),
             originals=self._originals,
             repeated=self._repeated,
+            again=tuple(self._again),
             loads=gather_loads(
                 rounds,
                 usage,
@@ -172,29 +193,42 @@ class Verification:
         return attempt
 
     def _rerun(self, attempt: Attempt) -> Attempt:
-        """Run the tests that differ on the originals, once at most; all of a part that lacks work.
+        """Run the tests that differ or failed on the originals, once at most; all of a part that
+        lacks work.
 
         What the originals do, too, is chance, such as unseeded data. It excuses no need of removed
-        code.
+        code. What these tests use there stays.
         """
         verify, known = self.settings.verify, self._originals
         before = by_nodeid(self.traced.session.tests)
-        differing = tuple(
-            nodeid
-            for nodeid in undecided_tests(before, attempt.after, verify.tolerate)
-            if self.program.is_pytest and nodeid not in known
+        differing, failing = (
+            tuple(
+                nodeid
+                for nodeid in choose(before, attempt.after, verify.tolerate)
+                if self.program.is_pytest and nodeid not in known
+            )
+            for choose in (undecided_tests, accepted_failures)
         )
-        missing = judge(attempt).other_work if attempt.plans else ()
+        verdict = judge(attempt) if attempt.plans else None
+        missing = verdict.other_work if verdict is not None else ()
+        if verdict is None or not (differing or verdict.proved):
+            failing = ()
         # With tests that differ, nobody has compared yet what is missing.
         every = bool(missing or differing) and self.traced.is_part and not known
-        if verify.rerun == 0 or not (differing or every) or any(d.kind in NEEDS for d in missing):
+        again = tuple(dict.fromkeys((*differing, *failing)))
+        if verify.rerun == 0 or not (again or every) or any(d.kind in NEEDS for d in missing):
             return attempt
-        why = format_items(len(differing), "test differs", "tests differ")
-        why = "the copies left out work of the traced run" if missing else why
-        tests = None if every else differing
-        rounds = self._run(RoundKind.ORIGINAL, tests, repeated=differing, why=why)
+        why = (
+            "the copies left out work of the traced run"
+            if missing
+            else format_items(len(differing), "test differs", "tests differ")
+            if differing
+            else format_items(len(failing), "failed test", "failed tests") + " may need more"
+        )
+        rounds = self._run(RoundKind.ORIGINAL, None if every else again, repeated=again, why=why)
         ends = ends_of(rounds)
         self._originals = {**known, **ends}
+        lacks = tuple(self._note_use(rounds))
         if every and all(
             nodeid in ends
             and ends[nodeid][0].gpu_error is None
@@ -209,12 +243,27 @@ class Verification:
             attempt,
             originals=self._originals,
             repeated=self._repeated,
+            again=tuple(self._again),
             all_rounds=tuple(self._rounds),
             problems=tuple(
-                dict.fromkeys((*attempt.problems, *lingering_processes(self._lingering)))
+                dict.fromkeys((*attempt.problems, *lacks, *lingering_processes(self._lingering)))
             ),
             files=self._judge_files(),
         )
+
+    def _note_use(self, rounds: Sequence[RoundResult]) -> Iterator[str]:
+        """Note what tests used that ran again; reasons for which that is not known.
+
+        Raises:
+            NegativaError: a log is damaged.
+            StoreError: a log can't be read.
+        """
+        for result in rounds:
+            usage = merge_when_ended(result.run.trace_files)
+            if (lack := why_unknown(usage, self.traced.usage)) is not None:
+                yield f"tests ran again on the originals, and more may have been used there: {lack}"
+            usage = with_pages(usage, result.run)
+            self._again += used_again(self.traced.planned, usage, self.settings.keep.ptx.value)
 
     def _judge_files(self) -> tuple[ProvedLibrary, ...]:
         folders = (str(Path(plan.library.path).parent) for plan in self.traced.files)
@@ -264,6 +313,13 @@ class Verification:
             environ = watch_pages(environ, run, runs, cpu=self._cpu, armed=armed)
         return environ
 
+    def _watch(self, run: Run, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """The environment in which touches of GPU code of the originals are recorded."""
+        if why_unwatchable() is not None:
+            return environ
+        logs = begin_logs(run, Path(self.settings.directory), cpu=False)
+        return {**environ, **watch_environment(environ, logs, only_gpu=True)}
+
     def _run(
         self,
         kind: RoundKind,
@@ -290,10 +346,12 @@ class Verification:
     ) -> RoundResult:
         self._lingering += self._users_of_copies()
         run = Run(self.folder.folder / f"{len(self._rounds) + 1:03}-{kind.value}")
-        where, environ = "on the originals", self.program.environ
-        used: Mapping[str, str] = {}
+        where, used = "on the originals", dict[str, str]()
         if kind is RoundKind.VERIFY:
-            where, environ, used = self.where, self._restrict(run, environ), self._copy_files
+            where, used = self.where, dict(self._copy_files)
+            environ = self._restrict(run, self.program.environ)
+        else:
+            environ = self._watch(run, self.program.environ)
         if not self.program.is_pytest:
             level = self.settings.trace.level
             environ = {**environ, **traced_changes(environ, run, self.program.root, level)}

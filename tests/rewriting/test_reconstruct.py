@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -36,6 +38,7 @@ from pytest_negativa.rewriting.reconstruct import (
     reconstruct,
 )
 from tests.support import compacting
+from tests.support.faults import PlantedFault
 from tests.support.libraries import BIN, SHARED_OBJECTS
 from tests.support.reconstructing import apply, planned_of
 
@@ -548,3 +551,22 @@ class TestChecking:
             return
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         assert check_copies(made) == (f"{path} changed while the tests ran",)
+
+    @pytest.mark.parametrize("folder", ["/dev/shm", None], ids=["tmpfs", "disk"])
+    @pytest.mark.planted_fault(
+        "A process writes into a copy through a mapping, which changes no time on tmpfs.",
+        says="changed while the tests ran",
+    )
+    def test_a_write_through_a_mapping(
+        self, planned: Planned, root: Path, folder: str | None, fault: PlantedFault
+    ) -> None:
+        with tempfile.TemporaryDirectory(dir=folder or root.parent) as name:
+            made = reconstruct(planned, Path(name))
+            assert check_copies(made) == ()
+            time.sleep(0.02)
+            copy = Path(made.libraries[1].copy)
+            with copy.open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+                view[0] ^= 1
+            fault.check(" ".join(check_copies(made)))
+            again = reconstruct(planned, Path(name))
+            assert [one.reused for one in again.libraries] == [True, False, True]

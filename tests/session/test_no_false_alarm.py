@@ -106,6 +106,39 @@ def test_an_honest_suite_is_proved(
     assert "laky" not in shown and "can't" not in shown
 
 
+CHOOSES = """
+import random
+from hypothesis import given, settings, strategies
+
+@settings(deadline=None)
+@given(strategies.integers())
+def test_examples(number):
+    use(LIB, number % 3)
+
+@pytest.mark.flaky(reruns=2)
+def test_is_rerun(request):
+    use(LIB, random.randrange(3))
+    assert request.node.execution_count > 1
+
+@pytest.mark.parametrize("region", range(3))
+def test_kernels(region):
+    use(LIB, region)
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dist", ["load", "loadscope", "worksteal", "each"])
+@pytest.mark.parametrize("at_once", [False, True], ids=["two commands", "one command"])
+def test_plugins_in_all_ways_of_xdist(tmp_path: Path, dist: str, at_once: bool) -> None:
+    project = VerifiedProject(tmp_path / "project", CHOOSES)
+    # pytest-rerunfailures and flaky have one marker.
+    project.environ["PYTEST_ADDOPTS"] = "-p standin_gpu -p no:flaky"
+    words = ("-n2", f"--dist={dist}")
+    if not at_once:
+        project.trace(*words)
+    assert "\nPROVED" in project.verify(*(["--negativa"] if at_once else []), *words)
+
+
 # Restarts itself, as suites do that need another environment from the start.
 RESTARTS = """
 import os, sys

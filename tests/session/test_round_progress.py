@@ -91,14 +91,16 @@ def behind_the_traced_run(shown: str) -> list[str]:
 def test_a_round_that_ends_as_traced_is_two_lines(
     folded: VerifiedProject, workers: tuple[str, ...]
 ) -> None:
-    options = ("--negativa", "--negativa-verify", *workers)
+    options = ("--negativa", "--negativa-verify", "--negativa-rerun=2", *workers)
     shown = behind_the_traced_run(folded.pytest("-q", *options, status=1).stdout)
     assert [re.sub(r"\d+ s", "N s", line) for line in shown] == [
         "negativa: 1 library copied with 60.2 kB of GPU code overwritten",
         "negativa: running 5 tests on the copies, N s when traced",
         "negativa: 4 passed, 1 failed on the copies in N s",
+        "negativa: 1 failed test may need more; running 1 test on the originals, up to 2 times",
+        "negativa: 2 failed on the originals in N s",
     ]
-    [output] = folded.results.rglob("output.txt")
+    [output] = folded.results.rglob("*-verify/output.txt")
     assert "UserWarning: of the suite" in output.read_text()
     assert "1 failed, 4 passed, 1 warning in " in output.read_text()
 

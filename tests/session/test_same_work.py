@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,46 @@ def test_starts_a_child():
 """
 
 CHILD_OF_A_KIND = SUBPROCESS.replace('use("lib.so", 1)', 'use("lib.so", 0)')
+
+FORKED = """
+import multiprocessing
+from standin_gpu import child_environ, trace_program
+
+def work(number):
+    detector = trace_program()
+    if ROUND != "verify" or number < LEAST:
+        use(LIB, 0)
+    detector.stop()
+
+def test_pool(monkeypatch):
+    monkeypatch.setenv("NEGATIVA_TRACE_DIR", child_environ()["NEGATIVA_TRACE_DIR"])
+    use(LIB, 0)
+    for number in range(2):
+        forked = multiprocessing.get_context("fork").Process(target=work, args=(number,))
+        forked.start()
+        forked.join()
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_pytest_forks_have_another_command_when_traced(tmp_path: Path) -> None:
+    suite = FORKED.replace("LEAST", "2")
+    project = VerifiedProject(tmp_path / "project", suite).trace()
+    assert "\nPROVED" in project.verify()
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "Processes that pytest forked go on without the GPU, and the session uses the same kernels.",
+    says="used when traced, but not on the copies: the GPU by ",
+)
+def test_forked_processes_without_the_gpu(tmp_path: Path, fault: PlantedFault) -> None:
+    suite = FORKED.replace("LEAST", "0")
+    project = VerifiedProject(tmp_path / "project", suite).trace()
+    shown = project.verify(status=1)
+    fault.check(shown)
+    assert "forked by the session" in " ".join(shown.split())
+
 
 AT_IMPORT = f"""
 try:
@@ -228,6 +269,50 @@ def test_a_swallowed_error(tmp_path: Path, fault: PlantedFault, suite: str) -> N
     assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
     assert "\nPROVED" in project.heal()
     assert [d[0] for d in project.plan("lib.so") if d[3] == "healed"] == [BESIDE, USED[3]]
+
+
+# Where nobody looks at what becomes of a need.
+UNSEEN = {
+    "warning": "import warnings\nerror = attempt()\nwarnings.warn(error or 'fine')",
+    "log": "import logging\nlogging.error(attempt())",
+    "stderr": "print(attempt(), file=sys.stderr)",
+    "thread": "import threading\none = threading.Thread(target=ask)\none.start()\none.join()",
+    "unraisable": "class Asks:\n    def __del__(self):\n        ask()\nAsks()",
+    "task": "import asyncio\nasync def main():\n    asyncio.create_task(later())\n"
+    "    await asyncio.sleep(0.01)\nasync def later():\n    ask()\nasyncio.run(main())",
+}
+UNSEEN_SUITE = """
+def ask():
+    use(LIB, 3 if ROUND == "verify" else 0)
+
+def attempt():
+    try:
+        ask()
+    except RuntimeError as e:
+        return str(e)
+
+def test_use():
+    use(LIB, 0)
+
+def test_unseen():
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=[pytest.mark.nightly] * (way != "thread")) for way in UNSEEN],
+)
+@pytest.mark.planted_fault(
+    "The error of removed code is a warning, a line of a log or of stderr, or ends a thread, a "
+    "destructor or a task.",
+    says="refused by the driver on the copies alone: image_blur of lib.so",
+)
+def test_a_need_that_nobody_looks_at(tmp_path: Path, fault: PlantedFault, way: str) -> None:
+    suite = UNSEEN_SUITE + textwrap.indent(UNSEEN[way], "    ")
+    project = VerifiedProject(tmp_path / "project", suite).trace()
+    fault.check(project.verify(status=1))
+    assert project.differing() == {}
 
 
 # As libraries do that unpack GPU code themselves: no call of the driver shows it.
@@ -425,6 +510,64 @@ def test_what_a_flaky_test_used_first_is_asked_for_unless_the_trace_watched(tmp_
     (project.folder / "count").unlink()
     shown = project.verify("--negativa", status=1)
     assert "\nPROVED" in shown and "not repeated on the copies" in shown
+
+
+# It fails before its need, but for every second run on the originals.
+FAILS_BY_CHANCE = """
+def test_use():
+    use(LIB, 0)
+
+def test_chance():
+    with Path("count").open("a") as file:
+        file.write("x")
+    assert ROUND == "original" and Path("count").stat().st_size % 2, "chance"
+    NEED
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("need", "kernel"),
+    [
+        ("use(LIB, 1)", MULTIPLY),
+        pytest.param(f"need(LIB, {USED[3]})", None, marks=pytest.mark.nightly),
+    ],
+    ids=["looked up", "read"],
+)
+@pytest.mark.planted_fault(
+    "A test fails by chance when traced and on the copies, before it comes to what it needs.",
+    says="Used on the originals alone, by tests that failed or differed and ran again: it stays:",
+)
+def test_a_failure_by_chance(
+    tmp_path: Path, fault: PlantedFault, need: str, kernel: str | None
+) -> None:
+    suite = FAILS_BY_CHANCE.replace("NEED", need)
+    project = VerifiedProject(tmp_path / "project", suite)
+    project.pytest("-q", "--negativa", status=1)
+    shown = project.verify(status=1)
+    fault.check(shown)
+    assert "1 failed test may need more; running 1 test on the originals" in shown
+    assert "\nPROVED" in shown
+    assert [r["kind"] for r in project.verdict["rounds"]] == ["verify", "original"]
+    wanted = USED[1 if kernel else 3]
+    assert wanted in [int(w["image"], 16) for w in project.verdict["work"]]
+    assert kernel in [w["kernel"] for w in project.verdict["work"]]
+    kept = [d[0] for d in project.plan("lib.so") if d[3] == "healed"]
+    assert wanted in kept and len(kept) < 4
+    # From now on, it is no work that the copies lack.
+    again = project.verify(status=1)
+    assert "\nPROVED" in again and project.verdict["kept"] == []
+
+
+@pytest.mark.slow
+def test_a_test_that_always_fails_is_accepted(tmp_path: Path) -> None:
+    suite = FAILS_BY_CHANCE.replace("% 2", "< 0").replace("NEED", "")
+    project = VerifiedProject(tmp_path / "project", suite)
+    project.pytest("-q", "--negativa", status=1)
+    assert "\nPROVED" in project.verify("--negativa-rerun=3", status=1)
+    kinds = [(r["kind"], r["tests"]) for r in project.verdict["rounds"]]
+    assert kinds == [("verify", 2), ("original", 1)]
+    assert project.verdict["work"] == project.verdict["kept"] == []
 
 
 @pytest.mark.nightly

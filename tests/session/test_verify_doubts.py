@@ -151,3 +151,65 @@ def test_a_crossed_threshold_counts_though_the_plan_is_proved(tmp_path: Path) ->
     done = project.pytest("-q", "--negativa", "--negativa-verify", limit, status=1)
     assert "max_unused_percent" in done.stdout
     assert json.loads((project.run_folder / "verdict.json").read_text())["proved"]
+
+
+OTHER_CAUSE = """
+CAUSE = "CUDA error: invalid device function" if ROUND == "verify" else "a bug"
+
+def test_use():
+    use(LIB, 0)
+
+def test_fails():
+    raise ValueError(CAUSE)
+
+@pytest.fixture
+def broken():
+    raise ValueError(CAUSE)
+
+def test_error(broken):
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A test that failed for a bug when traced, or its fixture, fails for GPU code on the copies, "
+    "by an error of the same type.",
+    says="2 tests ended with the same outcome as in the traced run, but not alike",
+)
+def test_a_failure_of_another_cause(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", OTHER_CAUSE)
+    project.pytest("-q", "--negativa", status=1)
+    fault.check(project.verify("--negativa-rerun=1", status=1))
+
+
+TWO = """
+def test_use(request):
+    use(LIB, 0)
+    request.session.shouldstop = os.environ.get("STOPS", False)
+
+def test_other():
+    use(LIB, 1)
+    assert "BREAKS" not in os.environ
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "--lf selects a part of the tests for the trace, and all of them are proved.",
+    says="1 test ran that the traced run doesn't have",
+)
+def test_a_part_is_traced_and_all_is_verified(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", TWO)
+    # The cache of pytest is off in other tests.
+    project.environ["PYTEST_ADDOPTS"] = "-p standin_gpu"
+    project.pytest("-q", status=1, BREAKS="1")
+    project.trace("--lf")
+    fault.check(project.verify(status=1))
+
+
+@pytest.mark.slow
+def test_a_test_that_stops_its_session_plans_nothing(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", TWO)
+    done = project.pytest("-q", "--negativa", status=2, STOPS="enough")
+    assert "nothing is planned from this run: it was interrupted" in done.stdout

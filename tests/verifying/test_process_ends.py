@@ -84,12 +84,13 @@ def session(
     status: int | None = 0,
     *tests: TestResult,
     running: tuple[str, ...] = (),
+    command: tuple[str, ...] = (),
     kind: SessionKind = SessionKind.PYTEST,
 ) -> SessionResult:
     return SessionResult(
         tests=tests or (TestResult(nodeid="t.py::t", outcome=Outcome.PASSED, duration=1),),
         collection_errors=(),
-        command=(),
+        command=command,
         duration=1,
         longest_silence=1,
         exit_status=status,
@@ -252,3 +253,18 @@ def test_a_program_is_judged_as_a_child() -> None:
     program = child("program")
     assert reasons(result, program, before=[program]) == []
     assert reasons(result, replace_fields(program, ended=False), before=[program])
+
+
+def test_a_process_that_the_session_forked_has_its_command() -> None:
+    """Which is another one when traced, unless one command traces and proves."""
+    traced = TracedRun(
+        Run(Path("run")), (), usage(child("pytest", "--negativa", ended=False)),
+        session(command=("pytest", "--negativa")),
+    )  # fmt: skip
+    proof = replace(a_round(), session=session(command=("pytest", "--negativa-verify")))
+    forked, other = (child("pytest", *words, ended=False) for words in (["--negativa-verify"], []))
+    assert list(reasons_of_ends([proof], usage(process(), forked), traced)) == []
+    [reason] = reasons_of_ends([proof], usage(process(), forked, forked), traced)
+    assert "when traced, 1 such processes did not" in reason
+    # Another program of the same executable may be meant, but only where no command says more.
+    assert list(reasons_of_ends([proof], usage(process(), other, forked), traced)) != []

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from msgspec import structs
 
-from pytest_negativa.models.trace import EAGER_LOADING, UsageWarning
+from pytest_negativa.models.trace import EAGER_LOADING, UNENDED, UsageWarning
 from pytest_negativa.reporting.rows import proof_row
 from pytest_negativa.verifying import judge as judging
 from tests.support.attempts import read_recorded
+from tests.support.faults import PlantedFault
 from tests.support.witnesses import count_faults
 
 
@@ -68,3 +70,31 @@ def test_eager_copies_of_a_lazy_trace_prove_nothing() -> None:
     # A trace that was eager, too, keeps all that fits.
     both = replace(traced, usage=structs.replace(traced.usage, warnings=(warning,)))
     assert judging.judge(replace(attempt, usage=eager, traced=both)).proved
+
+
+@pytest.mark.parametrize("process", [None, 0], ids=["of any process", "of one process"])
+@pytest.mark.planted_fault(
+    "On the copies, CUPTI is taken in a process that asks for a function that a kept cubin lost, "
+    "or tracing is off then.",
+    says="functions were removed from kept cubins, and a process was not traced to its end",
+)
+def test_trimmed_cubins_need_the_whole_log_of_the_driver(
+    process: int | None, fault: PlantedFault
+) -> None:
+    name = "tests/session/test_armed_trace.py::test_work_that_is_not_repeated_needs_no_rerun"
+    [recorded] = read_recorded()[f"{name}[kernel-cache]"]
+    attempt = recorded.attempt
+    lack = UsageWarning(code="gap", text="the detector was off", process=process)
+    lacking = replace(attempt, usage=structs.replace(attempt.usage, incomplete=(lack,)))
+    rows = judging.judge(lacking).libraries
+    fault.check(" ".join(row.detail or "" for row in rows))
+    # Whole elements are armed. And what a process did that was killed is in its trace.
+    whole = attempt.reconstruction.libraries
+    made = structs.replace(
+        attempt.reconstruction,
+        libraries=tuple(structs.replace(copy, repacked=()) for copy in whole),
+    )
+    killed = structs.replace(lack, code=UNENDED)
+    usage = structs.replace(attempt.usage, incomplete=(killed,))
+    assert judging.judge(replace(lacking, reconstruction=made)).proved
+    assert judging.judge(replace(attempt, usage=usage)).proved

@@ -13,6 +13,7 @@ import mmap
 import os
 import platform
 import re
+import sys
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -103,6 +104,9 @@ def trace_program() -> StandInDetector:
     """Trace this process into the folder that ``negativa verify`` and the like name."""
     run = Run(Path(os.environ["NEGATIVA_TRACE_DIR"]).parent)
     header = make_header(run, Role.CHILD, root=Path.cwd(), detector="stand-in")
+    if _current is not None:
+        # Forked by a traced session. The native library reads the words in /proc/self/cmdline.
+        header = replace(header, argv=tuple(sys.orig_argv))
     detector = StandInDetector(run.new_trace_file(), header)
     detector.start()
     test, _, phase = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")

@@ -1,0 +1,111 @@
+"""Removed code that tests used when they ran again on the originals: it stays, and is named.
+
+A test that failed by chance when traced, and on the copies, did not come to what it needs. On the
+originals it may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from pytest_negativa.arch import ComputeCapability
+from pytest_negativa.models.analysis import AnalyzedLibrary
+from pytest_negativa.models.library import LibraryIdentity
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.trace import UNENDED, LibraryUsage, TracedLibrary, Usage
+from pytest_negativa.models.verdict import NeededSpan, WorkDifference, WorkKind
+from pytest_negativa.planning.decide import KeepPolicy, plan_library
+from pytest_negativa.planning.keep_needed import iter_removed, of_each_path
+from pytest_negativa.planning.locate import locate_library
+
+
+def why_unknown(usage: Usage, traced: Usage) -> str | None:
+    """Reason for which tests that ran again may have used more; None if there is none.
+
+    For what the traced run lacked, too, code was kept. What a process that was killed did until
+    then is in its trace.
+    """
+    known = {UNENDED, *(lack.code for lack in traced.incomplete)}
+    return next((lack.text for lack in usage.incomplete if lack.code not in known), None)
+
+
+def used_again(planned: Iterable[AnalyzedLibrary], usage: Usage, ptx: str) -> list[WorkDifference]:
+    """The removed code that a plan for a usage of the originals would keep, block by block.
+
+    Args:
+        planned: what was tried.
+        usage: of the tests that ran again.
+        ptx: see ``KeepPolicy``.
+    """
+    found = []
+    for one in planned:
+        library = one.plan.library
+        uses = [used for used in usage.libraries if _is_same(used.library, library)]
+        whole = LibraryUsage(
+            library=TracedLibrary(path=library.path),
+            images=tuple(image for used in uses for image in used.images),
+            processes=(),
+            touched=tuple(span for used in uses for span in used.touched),
+        )
+        if not (whole.images or whole.touched or usage.memory_images):
+            continue
+        plan = plan_library(
+            locate_library(one.library_map, whole, usage),
+            [ComputeCapability.parse(device) for device in one.plan.devices],
+            KeepPolicy(ptx=ptx, granularity=one.plan.granularity),
+        )
+        kernels = {use.name: use.first for use in plan.used_kernels}
+        for block in iter_removed(one.library_map, one.plan):
+            if not _keeps_more(plan, one.plan, block.payload.start):
+                continue
+            names = sorted(one.library_map.functions_of(block.content) & kernels.keys())
+            first = kernels[names[0]] if names else None
+            found.append(
+                WorkDifference(
+                    kind=WorkKind.USED_AGAIN,
+                    library=library.path,
+                    image=hex(block.payload.start),
+                    kernel=names[0] if names else None,
+                    test="a test that ran again" if first is None else str(first),
+                    nodeid=None if first is None else first.nodeid,
+                )
+            )
+    return found
+
+
+def _is_same(traced: TracedLibrary, library: LibraryIdentity) -> bool:
+    """Whether both are one content. Without a digest, size and build id stand in for it."""
+    if traced.path == library.path or None not in (traced.sha256, library.sha256):
+        return traced.path == library.path or traced.sha256 == library.sha256
+    return (traced.size, traced.build_id) == (library.size, library.build_id)
+
+
+def _keeps_more(plan: LibraryPlan, other: LibraryPlan, start: int) -> bool:
+    """Whether a plan keeps more than the other one of the block that begins at ``start``."""
+    if not any(d.kept for d in plan.decisions if d.start == start):
+        return False
+    own, others = ({c.start: {*c.kept} for c in p.trimmed} for p in (plan, other))
+    return start not in own or start not in others or not own[start] <= others[start]
+
+
+def spans_of(
+    again: Collection[WorkDifference], plans: Collection[LibraryPlan]
+) -> tuple[NeededSpan, ...]:
+    """What of the plans must stay for this work."""
+
+    def spans() -> Iterator[NeededSpan]:
+        for plan in plans if again else ():
+            trimmed = {cubin.start for cubin in plan.trimmed}
+            removed = {d.start: d.end for d in plan.decisions if not d.kept or d.start in trimmed}
+            for one in again:
+                start = int(one.image or "-1", 16)
+                if one.library == plan.library.path and start in removed:
+                    yield NeededSpan(
+                        library=plan.library.path,
+                        start=start,
+                        end=removed[start],
+                        test=one.nodeid or "a process",
+                        found_by=one.kind,
+                    )
+
+    return of_each_path(spans(), [plan.library for plan in plans])
