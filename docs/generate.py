@@ -7,6 +7,7 @@ reference holds lines ``<!-- generated: NAME -->``; each becomes the text of the
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import itertools
@@ -302,30 +303,51 @@ def _documented(function: Callable[..., object]) -> Iterator[str]:
 
 
 def generate_planted_faults() -> Iterator[str]:
-    """Every planted fault, by the folder of its test: what goes wrong, what the product says."""
+    """Every planted fault, by folder and witness: what goes wrong, what the product says."""
+    *witnesses, _all = _read_witnesses()
     for folder, faults in itertools.groupby(iter_planted_faults(), lambda fault: fault.folder):
+        rows = []
+        for fault in faults:
+            is_its = re.compile(fault.tests).fullmatch
+            names = [one.witness for one in witnesses if any(map(is_its, one.caught))]
+            rows.append(("; ".join(names), _cell(fault.what), _cell(fault.says)))
         yield f"## {folder}\n"
-        yield _table(
-            ("what goes wrong", "the product says"),
-            ((_cell(fault.what), _cell(fault.says)) for fault in faults),
-        )
+        if any(names for names, *_ in rows):
+            heads = ("what goes wrong", "the product says", "caught by")
+            yield _table(heads, ((*said, names) for names, *said in sorted(rows, key=_by_witness)))
+        else:
+            yield _table(("what goes wrong", "the product says"), (row[1:] for row in rows))
+
+
+def _by_witness(row: tuple[str, ...]) -> tuple[bool, str]:
+    return not row[0], row[0]
 
 
 def generate_witnesses() -> Iterator[str]:
     """Table of the witnesses: faults of the recorded attempts that each catches."""
+    heads = ("witness", "catches", "it alone")
+    yield _table(
+        heads,
+        ((one.witness, str(len(one.caught)), str(len(one.alone))) for one in _read_witnesses()),
+    )
+
+
+@functools.cache
+def _read_witnesses() -> tuple[Any, ...]:
+    """Rows of ``tests.support.witnesses``, which judges some hundred attempts."""
     root = str(Path(__file__).parents[1])
     sys.path.insert(0, root)
     try:
-        from tests.support.witnesses import count_faults
+        from tests.support.witnesses import caught_faults
     finally:
         sys.path.remove(root)
-    heads = ("witness", "catches", "it alone")
-    yield _table(heads, (tuple(map(str, row)) for row in count_faults()))
+    return tuple(caught_faults())
 
 
 class PlantedFault(NamedTuple):
-    """A fault that a test plants; see tests/support/faults.py."""
+    """A fault that tests plant; see tests/support/faults.py. ``tests``: pattern of their ids."""
 
+    tests: str
     folder: str
     what: str
     says: str
@@ -335,11 +357,22 @@ def iter_planted_faults() -> Iterator[PlantedFault]:
     """Read the markers ``planted_fault`` of all tests, by folder and file."""
     root = Path(__file__).parents[1] / "tests"
     for path in sorted(root.rglob("test_*.py")):
-        folder = path.relative_to(root).parts[0]
+        file = path.relative_to(root)
         for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".planted_fault"):
-                (says,) = node.keywords
-                yield PlantedFault(folder, *map(ast.literal_eval, (*node.args, says.value)))
+            if isinstance(node, ast.FunctionDef):
+                marks, test = node.decorator_list, rf"{node.name}(\[.*)?"
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.param":
+                marks = [keyword.value for keyword in node.keywords]
+                case = node.args[0].value if isinstance(node.args[0], ast.Constant) else ""
+                test = rf"\w+\[{re.escape(str(case))}[-\]].*"
+            else:
+                continue
+            for mark in marks:
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func).endswith(".planted_fault"):
+                    (says,) = mark.keywords
+                    words = map(ast.literal_eval, (*mark.args, says.value))
+                    tests = f"tests/{re.escape(file.as_posix())}::{test}"
+                    yield PlantedFault(tests, file.parts[0], *words)
 
 
 # Text

@@ -52,7 +52,7 @@ class Runner:
         self._work = output / WORK / workload.name
         self._runs = self._work / "runs"
         # The others use the same libraries meanwhile.
-        self._opened = ("--opened-originals", "note") if together else ()
+        self._opened = ("--opened-originals", "*") if together else ()
         self._limit = _QUICK_STEP_LIMIT_S if quick else _STEP_LIMIT_S
         steps = workload.quick if quick else workload.full
         self._command = (

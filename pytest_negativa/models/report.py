@@ -103,6 +103,7 @@ class ProofRow(Record, frozen=True, kw_only=True):
         proved_bytes: bytes that are proved unused.
         copies: what the tests ran on: ``overwritten`` or ``compacted``.
         evidence: how many tests, on which GPUs, for people.
+        parts: how many runs were proved apart, if the run unites several.
     """
 
     proved: bool
@@ -110,6 +111,7 @@ class ProofRow(Record, frozen=True, kw_only=True):
     proved_bytes: int
     copies: str
     evidence: str = ""
+    parts: int = 0
 
 
 class RuntimeCode(Record, frozen=True, kw_only=True):

@@ -58,6 +58,7 @@ class ProvedLibrary(LibraryFile, frozen=True, kw_only=True):
             offsets in the unpacked cubin.
         trimmed_code_bytes: how much code that is, unpacked.
         watched_bytes: how much of ``spans`` was armed: whoever touched it would be a difference.
+        watched_elements: how many of the overwritten elements and frames have an armed page.
         left_bytes: GPU code that stays in the copy, packed as it is there.
         detail: the reason if it isn't proved.
         notes: remarks on the copy, such as code that could not be removed from it.
@@ -79,6 +80,7 @@ class ProvedLibrary(LibraryFile, frozen=True, kw_only=True):
     processes: NonNegative
     spans: tuple[Span, ...]
     watched_bytes: NonNegative = 0
+    watched_elements: NonNegative = 0
     trimmed: Mapping[int, tuple[Span, ...]] = {}
     notes: tuple[str, ...] = ()
 

@@ -57,13 +57,13 @@ def proof_row(verdict: Verdict) -> ProofRow:
     proved = (row for row in verdict.libraries if row.status is LibraryStatus.PROVED)
     tests = format_items(len(verdict.tests), "test", "tests")
     devices = ", ".join(dict.fromkeys(device.name for device in verdict.devices)) or "no GPU"
-    runs = f", in {len(verdict.parts)} runs" if verdict.parts else ""
     return ProofRow(
         proved=verdict.proved,
         reasons=verdict.reasons,
         proved_bytes=sum(row.unused_bytes for row in proved),
         copies=verdict.copies,
-        evidence=f"{tests}, {verdict.gpu_tests:,} of them on the GPU, on {devices}{runs}",
+        evidence=f"{tests}, {verdict.gpu_tests:,} of them on the GPU, on {devices}",
+        parts=len(verdict.parts),
     )
 
 
@@ -111,8 +111,11 @@ def describe_proof(row: ProofRow) -> str:
     """A verdict as a sentence."""
     if not row.proved:
         return f"Not proved: {'; '.join(row.reasons)}."
+    by = f" by {row.parts} parts" if row.parts else ""
     size = format_bytes(row.proved_bytes)
-    return f"Proved: the tests end as before without {size} of GPU code, on {row.copies} copies."
+    return (
+        f"Proved{by}: the tests end as before without {size} of GPU code, on {row.copies} copies."
+    )
 
 
 def _by_reason(decisions: Iterable[Decision]) -> tuple[ReasonRow, ...]:

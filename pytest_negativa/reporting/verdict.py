@@ -16,6 +16,7 @@ from pytest_negativa.models.verdict import (
     AspectChange,
     LibraryStatus,
     PageVerdict,
+    ProvedLibrary,
     ProvedPages,
     TestVerdict,
     Verdict,
@@ -55,6 +56,7 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
         for span in verdict.healed or ()
     )
     yield from itemize("Healing kept, from now on:", healed)
+    yield from itemize("Witnesses:", _witnesses(verdict) if verdict.proved else ())
     yield _conclusion(verdict)
 
 
@@ -62,8 +64,8 @@ def _libraries_of(verdict: Verdict) -> Iterator[str]:
     shown = [row for row in verdict.libraries if row.status is not LibraryStatus.NOTHING_UNUSED]
     if shown:
         yield format_table(
-            "lrrrrrl",
-            ("library", "GPU code", "unused", "share", "left", "processes", "verdict"),
+            "lrrrrrrl",
+            ("library", "GPU code", "unused", "share", "left", "processes", "watched", "verdict"),
             [
                 (
                     Path(row.path).name,
@@ -72,11 +74,12 @@ def _libraries_of(verdict: Verdict) -> Iterator[str]:
                     format_share(row.unused_bytes, row.code_bytes),
                     format_bytes(row.left_bytes),
                     f"{row.processes:,}",
+                    _watched(row),
                     row.status.value,
                 )
                 for row in shown
             ],
-            drop=(4, 5, 1, 3, 2),
+            drop=(4, 5, 1, 6, 3, 2),
         )
     remarks: dict[str, list[str]] = {}
     for row in shown:
@@ -86,6 +89,12 @@ def _libraries_of(verdict: Verdict) -> Iterator[str]:
             remarks.setdefault(text, []).append(Path(row.path).name)
     for text, names in remarks.items():
         yield f"{format_names(map(printable, names))}: {printable(text)}"
+
+
+def _watched(row: ProvedLibrary) -> str:
+    """The share of the removed bytes that was watched, and how many of the elements."""
+    share = format_share(row.watched_bytes, row.unused_bytes)
+    return f"{share} ({row.watched_elements:,}/{row.unused_elements:,})"
 
 
 def _tests(title: str, tests: Sequence[TestVerdict]) -> Iterator[str]:
@@ -118,21 +127,45 @@ def _change(change: AspectChange) -> str:
     return f"    {change.aspect.value}: {before} -> {after}"
 
 
+def _witnesses(verdict: Verdict) -> Iterator[str]:
+    """What speaks for a proof, and what none of it sees."""
+    rows = [r for r in verdict.libraries if r.status is LibraryStatus.PROVED]
+    yield "the driver's word: it refused nothing on the copies alone"
+    if watched := sum(r.watched_bytes for r in rows):
+        share = format_share(watched, sum(r.unused_bytes for r in rows))
+        elements = (sum(r.watched_elements for r in rows), sum(r.unused_elements for r in rows))
+        yield (
+            f"touches: none of the {format_bytes(watched)} ({share}) that was watched, in "
+            f"{elements[0]:,} of {elements[1]:,} elements"
+        )
+    else:
+        yield "touches: no removed code was watched"
+    repeated = "what the traced run used was used on the copies"
+    yield f"the same work: {repeated}{', or stays whole' if verdict.work else ''}"
+    outcomes = "all as in the traced run"
+    if any(t.differs for t in verdict.tests):
+        outcomes += ", but for flaky tests"
+    if any(c.tolerated for t in verdict.tests for c in t.changes):
+        outcomes += ", but for tolerated differences"
+    yield f"outcomes: {outcomes}"
+    named = ", but for what is noted" if any(r.notes for r in rows) else ""
+    yield f"nobody else: no process was seen on an original{named}"
+    yield (
+        "not seen: reads of unwatched code that the driver is not asked for, and what the page "
+        "Limits of the documentation lists"
+    )
+
+
 def _conclusion(verdict: Verdict) -> str:
     if verdict.proved:
         where = ", ".join(sorted({d.name for d in verdict.devices}))
         rows = [r for r in verdict.libraries if r.status is LibraryStatus.PROVED]
         code = sum(r.code_bytes for r in rows)
         left = sum(r.left_bytes for r in rows)
-        outcomes = "all outcomes as in the traced run"
-        if any(t.differs for t in verdict.tests):
-            outcomes += ", but for flaky tests"
-        if any(c.tolerated for t in verdict.tests for c in t.changes):
-            outcomes += ", but for tolerated differences"
         text = (
             f"PROVED: {format_bytes(code - left)} of {format_bytes(code)} GPU code in "
             f"{format_items(len(rows), 'library', 'libraries')} is not needed by "
-            f"{format_items(len(verdict.tests), 'test', 'tests')} on {where}: {outcomes}.\n"
+            f"{format_items(len(verdict.tests), 'test', 'tests')} on {where}.\n"
             f"{format_bytes(left)} ({format_share(left, code)}) is left."
         )
         before = sum(r.size for r in rows)
@@ -141,12 +174,6 @@ def _conclusion(verdict: Verdict) -> str:
             text += (
                 f" The files: {format_bytes(before)} -> {format_bytes(after)} "
                 f"({format_share(before - after, before)} less)."
-            )
-        if watched := sum(r.watched_bytes for r in rows):
-            gone = sum(r.unused_bytes for r in rows)
-            text += (
-                f" Of what was removed, {format_bytes(watched)} ({format_share(watched, gone)}) "
-                "was watched, and no process touched it."
             )
         return text
     return "\n".join(("NOT PROVED:", *(f"  - {printable(one)}" for one in verdict.reasons)))

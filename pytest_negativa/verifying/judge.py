@@ -16,7 +16,10 @@ from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.settings import Granularity
-from pytest_negativa.models.spans import Span, intersection, size
+from pytest_negativa.models.spans import Span
+from pytest_negativa.models.spans import intersection
+from pytest_negativa.models.spans import size
+from pytest_negativa.models.spans import union
 from pytest_negativa.models.trace import UNENDED
 from pytest_negativa.models.verdict import (
     NEEDS,
@@ -442,6 +445,7 @@ def _row(
     if copy is None:
         return row
     # Of the copy, not of the plan: code that could not be overwritten isn't proved.
+    watched = union(intersection(copy.unused, armed))
     saved = copy.unused_bytes + sum(c.stored_before - c.stored_after for c in copy.repacked)
     return replace(
         row,
@@ -454,7 +458,10 @@ def _row(
         left_bytes=plan.code_bytes - saved,
         copy_size=copy.library.size if copy.compaction is None else copy.compaction.size,
         spans=copy.unused,
-        watched_bytes=size(intersection(copy.unused, armed)),
+        watched_bytes=size(watched),
+        watched_elements=sum(
+            not d.kept and any(intersection([(d.start, d.end)], watched)) for d in plan.decisions
+        ),
     )
 
 

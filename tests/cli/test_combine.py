@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import os
 import shutil
 from collections.abc import Callable
@@ -19,8 +20,15 @@ from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import save_healed
 from pytest_negativa.storage.runs import Run
 from tests.support.faults import PlantedFault
+from tests.support.libraries import QUICKSTART_LIBRARY, TESTS
 from tests.support.recordings import Lines, rewrite
-from tests.support.sessions import HEADLINE, KERNELS, LOADED, PROVE_EACH, Project, used_kernels
+from tests.support.sessions import HEADLINE
+from tests.support.sessions import KERNELS
+from tests.support.sessions import LOADED
+from tests.support.sessions import PROVE_EACH
+from tests.support.sessions import Project
+from tests.support.sessions import used_kernels
+from tests.support.standin.standin_gpu import REGIONS
 from tests.support.standin.standin_gpu import USED
 from tests.support.verified import VerifiedProject
 
@@ -377,6 +385,7 @@ SUITES = {
     "b": "    use(LIB, 0, 1)",
     "plain": "    pass",
 }
+PLACES = ("REGIONS", "USED")
 # What an A100 loads of the regions.
 SM_80 = (14992, 28280, 48872, 68256)
 
@@ -409,7 +418,7 @@ def test_shards_that_were_proved_apart(tmp_path: Path) -> None:
     assert "2 runs are here, expected 3; name the run of each shard" in refused
     latest = project.results / "latest"
     done = project.negativa("combine", first, second, third, latest, "--expect=3")
-    assert "Proved: the tests end as before without 63.1 kB of GPU code" in done.stdout
+    assert "Proved by 2 parts: the tests end as before without 63.1 kB of GPU" in done.stdout
     assert "Next: negativa lock" in done.stderr
     project.negativa("lock")
     made = load_lock(project.folder / "negativa.lock")
@@ -442,10 +451,54 @@ def test_machines_that_proved_a_shard_each(tmp_path: Path) -> None:
     shutil.move(second, here.folder / "second")
     shutil.rmtree(there.folder)
     done = here.negativa("combine", first, "second", f"--path={there.folder}={here.folder}")
-    assert "Proved: " in done.stdout
+    assert "Proved by 2 parts: " in done.stdout
     here.negativa("lock")
     made = load_lock(here.folder / "negativa.lock")
     assert [d.compute_capability for d in made.proof.devices] == ["8.0", "9.0"]
     [library] = made.libraries
     assert library.path == "lib.so" and not library.not_proved
     assert {code.offset for code in library.kept} == {*SM_80[:2], *USED[:2]}
+
+
+@pytest.mark.slow
+def test_a_lock_of_parts_makes_a_library_smaller(tmp_path: Path) -> None:
+    """Without ``--unproved``; the tests of all parts pass on the result."""
+    project = sharded(tmp_path / "project")
+    library, small = project.folder / "lib.so", QUICKSTART_LIBRARY.read_bytes()
+    library.write_bytes(lzma.decompress((TESTS / "oracle/inputs/libapp.so.xz").read_bytes()))
+    by = library.read_bytes().index(small[REGIONS[0] : USED[3]]) - REGIONS[0]
+    moved = [f"standin_gpu.{name} = [n + {by} for n in standin_gpu.{name}]" for name in PLACES]
+    project.write("conftest.py", "\n".join(["import standin_gpu", *moved]))
+    before = library.stat().st_size
+    project.negativa("combine", *(prove(project, shard) for shard in "ab"))
+    project.negativa("lock")
+    done = project.negativa("slim", ".", "--no-way-back")
+    assert "NOT PROVED" not in done.stderr and library.stat().st_size < before - 500_000
+    project.pytest("-q", "a", "b", "plain")
+    # What no part used is gone.
+    (project.folder / "a/test_a.py").write_text("from standin_gpu import use\nuse('lib.so', 2)\n")
+    assert "kernel image is available in region 2" in project.pytest("-q", "a", status=2).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A session was stopped before its last test, and the plan unites it with others.",
+    says="it left tests out",
+)
+def test_a_session_that_was_stopped_is_repeated_as_a_part(
+    tmp_path: Path, fault: PlantedFault
+) -> None:
+    project = sharded(tmp_path / "project")
+    first = prove(project, "a")
+    stops = "import os\ndef test_stops():\n    if 'STOP' in os.environ: raise KeyboardInterrupt\n"
+    project.write("b/test_a.py", stops)
+    words = ("-q", "--negativa", "--negativa-verify", "b")
+    project.pytest(*words, status=2, STOP="1")
+    stopped = project.run_folder
+    refused = project.negativa("combine", first, stopped, status=1)
+    fault.check(refused.stdout + refused.stderr)
+    done = project.negativa("combine", first, prove(project, "b"))
+    assert "Proved by 2 parts: " in done.stdout
+    project.negativa("lock")
+    [library] = load_lock(project.folder / "negativa.lock").libraries
+    assert {code.offset for code in library.kept} == {USED[0], USED[1]}

@@ -95,3 +95,13 @@ def test_planted_faults_are_told_apart(generate: ModuleType) -> None:
     text = generate.expand((DOCS / "reference" / "planted-faults.md").read_text())
     assert all(fault.says for fault in faults)
     assert "generated:" not in text
+    for what, witness in (
+        (
+            "asked for on the copies, and nobody looks",
+            "what the driver refused; touches of armed code",
+        ),
+        ("reads removed code past the driver", "touches of armed code"),
+        ("pytest_sessionfinish calls os._exit(0)", "ends of processes"),
+    ):
+        [line] = [line for line in text.splitlines() if what in line]
+        assert line.endswith(f"| {witness} |")

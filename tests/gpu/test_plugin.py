@@ -264,7 +264,7 @@ def test_profiler_without_the_mark(tmp_path: Path) -> None:
     (tmp_path / "test_profile.py").write_text(PROFILED.replace(marked, ""))
 
     # Sessions of other tests, which run beside this one, open the same installed packages.
-    note = "--negativa-opened-originals=note"
+    note = "--negativa-opened-originals=*"
     done = run_pytest(tmp_path, "--negativa", "--negativa-verify", note)
 
     assert "\nPROVED" in done.stdout
@@ -479,7 +479,7 @@ def test_what_is_used_late_is_traced_and_proved(tmp_path: Path, fault: PlantedFa
     (tmp_path / "conftest.py").write_text(LATE_CONFTEST)
 
     # Sessions of other tests, which run beside this one, open the same installed packages.
-    note = "--negativa-opened-originals=note"
+    note = "--negativa-opened-originals=*"
     done = run_pytest(tmp_path, "--negativa", "--negativa-verify", note)
 
     fault.check(done.stderr)

@@ -538,7 +538,7 @@ def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("workers", [(), ("-n4",)], ids=["solo", "n4"])
 def test_examples_are_proved(example: Project, workers: tuple[str, ...], eager: bool) -> None:
     # Sessions of other tests, which run beside this one, open the same installed packages.
-    note = "--negativa-opened-originals=note"
+    note = "--negativa-opened-originals=*"
     status = 1 if eager else 0
     example.pytest("--negativa-verify", "-W", "ignore", note, *workers, eager=eager, status=status)
     verdict = example.verdict

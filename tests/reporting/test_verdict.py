@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.verdict import (
     VERDICT_VERSION,
     LibraryStatus,
     ProvedLibrary,
+    TestVerdict,
     Verdict,
+    WorkDifference,
+    WorkKind,
 )
 from pytest_negativa.processes.open_watch import Opens
 from pytest_negativa.reporting.verdict import render_verdict
@@ -61,6 +65,31 @@ def proved(left: int) -> Verdict:
 def test_what_is_left(left: int, text: str) -> None:
     shown = "\n".join(render_verdict(proved(left), DEFAULTS.reports))
     assert f"{text} is left." in shown.splitlines()
+
+
+def test_the_witnesses_of_a_proof() -> None:
+    verdict = proved(0)
+    [library] = verdict.libraries
+    shown = "\n".join(render_verdict(verdict, DEFAULTS.reports))
+    assert "  touches: no removed code was watched" in shown and "0.0% (0/9)" in shown
+    row = replace(library, watched_bytes=8_100_000, watched_elements=6, notes=("noted",))
+    work = WorkDifference(kind=WorkKind.NOT_REPEATED, test="t")
+    flaky = TestVerdict(nodeid="t", before=Outcome.PASSED, after=Outcome.FAILED, flaky=True)
+    verdict = replace(verdict, libraries=(row,), work=(work,), tests=(flaky,))
+    *_, witnesses, conclusion = render_verdict(verdict, DEFAULTS.reports)
+    assert witnesses.splitlines()[:-1] == [
+        "Witnesses:",
+        "  the driver's word: it refused nothing on the copies alone",
+        "  touches: none of the 8.1 MB (90.0%) that was watched, in 6 of 9 elements",
+        "  the same work: what the traced run used was used on the copies, or stays whole",
+        "  outcomes: all as in the traced run, but for flaky tests",
+        "  nobody else: no process was seen on an original, but for what is noted",
+    ]
+    assert witnesses.splitlines()[-1].startswith("  not seen: ")
+    assert conclusion.startswith("PROVED: ")
+    assert "90.0% (6/9)" in "\n".join(render_verdict(verdict, DEFAULTS.reports))
+    refused = replace(verdict, proved=False, reasons=("a test differs",))
+    assert not any("Witnesses:" in one for one in render_verdict(refused, DEFAULTS.reports))
 
 
 def test_a_distribution_without_unused_files_has_no_line() -> None:

@@ -434,7 +434,7 @@ def test_behind():
 """,
     ).trace()
     # Its first open is of the original.
-    assert "\nPROVED" in project.verify("--negativa-opened-originals=note")
+    assert "\nPROVED" in project.verify("--negativa-opened-originals=*")
 
 
 @pytest.mark.slow

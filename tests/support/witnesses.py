@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from msgspec import structs
@@ -79,28 +78,40 @@ def judge_without(attempt: Attempt, witnesses: Collection[str]) -> Verdict:
         return judging.judge(attempt)
 
 
-def count_faults() -> Iterator[tuple[str, int, int]]:
-    """By witness: how many of the refused attempts it refuses without the others, and it alone."""
+class Caught(NamedTuple):
+    """Refused attempts, by the node ids of the tests that made them.
+
+    Attributes:
+        witness: the words for it.
+        caught: those that it refuses without the others.
+        alone: those that are proved without it.
+    """
+
+    witness: str
+    caught: list[str]
+    alone: list[str]
+
+
+def caught_faults() -> Iterator[Caught]:
+    """By witness: what it refuses; in the end what is refused without any, and all."""
     refused = [
-        recorded.attempt
+        recorded
         for attempts in read_recorded().values()
         for recorded in attempts
         if not recorded.verdict.proved
     ]
-    caught, alone = Counter[str](), Counter[str]()
-    base = [judge_without(attempt, WITNESSES).proved for attempt in refused]
+    left = [r for r in refused if judge_without(r.attempt, WITNESSES).proved]
     for name in WITNESSES:
         others = WITNESSES.keys() - {name}
-        for attempt, proved in zip(refused, base, strict=True):
-            caught[name] += proved and not judge_without(attempt, others).proved
-            alone[name] += judge_without(attempt, {name}).proved
-    for name in WITNESSES:
-        yield name, caught[name], alone[name]
-    rest = len(base) - sum(base)
-    yield "GPU, its compute capability, and copies that were loaded", rest, rest
-    yield "all", len(base), len(base)
+        caught = [r.test for r in left if not judge_without(r.attempt, others).proved]
+        alone = [r.test for r in refused if judge_without(r.attempt, {name}).proved]
+        yield Caught(name, caught, alone)
+    rest = [r.test for r in refused if r not in left]
+    yield Caught("GPU, its compute capability, and copies that were loaded", rest, rest)
+    every = [r.test for r in refused]
+    yield Caught("all", every, every)
 
 
 if __name__ == "__main__":
-    for row in count_faults():
-        print(*row, sep="\t")
+    for row in caught_faults():
+        print(row.witness, len(row.caught), len(row.alone), sep="\t")

@@ -187,6 +187,16 @@ def test_a_library_is_proved(made: tuple[LibraryPlan, Reconstruction]) -> None:
     plan, reconstruction = made
     assert (row.status, row.detail, against) == (LibraryStatus.PROVED, None, [])
     assert row.processes == 2
+    path, unused = plan.library.path, reconstruction.libraries[0].unused
+    loaded: Collection[str] = {path}
+    first = next(d for d in plan.decisions if not d.kept)
+    page = Span(first.end - 1, first.end)
+    for armed, watched in ((), 0), ((page,), 1), (unused, row.unused_elements):
+        spans = {path: armed}
+        [found] = judge_libraries(
+            [plan], reconstruction, mapped(made), loaded, tests_agree=True, armed=spans
+        )
+        assert (found.watched_bytes, found.watched_elements) == (size(armed), watched)
     assert row.unused_bytes == plan.unused_bytes == sum(s.size for s in row.spans) > 0
     assert row.left_bytes == plan.code_bytes - plan.unused_bytes
     assert row.copy_sha256 == reconstruction.libraries[0].copy_sha256 != row.sha256

@@ -15,7 +15,7 @@ from pytest_negativa.reporting.rows import proof_row
 from pytest_negativa.verifying import judge as judging
 from tests.support.attempts import read_recorded
 from tests.support.faults import PlantedFault
-from tests.support.witnesses import count_faults
+from tests.support.witnesses import caught_faults
 
 
 def test_recorded_attempts_lead_to_the_recorded_verdicts() -> None:
@@ -35,7 +35,7 @@ def test_they_prove_and_refuse() -> None:
 
 
 def test_each_witness_catches_faults_by_itself() -> None:
-    assert [name for name, caught, _ in count_faults() if not caught] == []
+    assert [row.witness for row in caught_faults() if not row.caught] == []
 
 
 def test_a_verdict_that_proves_nothing_proves_no_files() -> None:

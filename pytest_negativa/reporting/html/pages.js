@@ -18,9 +18,10 @@ const sizesOf = (data) => CATEGORIES.map((_, i) => sum(data.report.libraries.map
 
 // What the run was, and the verdict on it.
 function runCard({ report, proof, facts: rows }) {
-  const [kind, title] = !report.proof ? ["", report.replay ? "Not proved: a replay" : "Not verified yet"] : report.proof.proved ? ["good", "Proved"] : ["bad", "Not proved"];
+  const kind = !report.proof ? "" : report.proof.proved ? "good" : "bad";
+  const title = proof ? proof.split(": ", 1)[0] : report.replay ? "Not proved: a replay" : "Not verified yet";
   return make("section", { class: "card", "aria-label": "The run" },
-    make("p", {}, make("strong", { class: `badge ${kind}` }, title), proof ? ` ${proof.replace(`${title}: `, "")} ` : null, report.proof?.evidence ? `Evidence: ${report.proof.evidence}.` : null),
+    make("p", {}, make("strong", { class: `badge ${kind}` }, title), proof ? ` ${proof.slice(title.length + 2)} ` : null, report.proof?.evidence ? `Evidence: ${report.proof.evidence}.` : null),
     facts(rows.map(([name, value]) => [name, name === "Command" ? make("code", {}, value) : value])));
 }
 
