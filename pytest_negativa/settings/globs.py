@@ -100,23 +100,6 @@ def is_selected(libraries: Libraries, library: LibraryNames) -> bool:
     return is_included and first_glob(libraries.exclude, library) is None
 
 
-def kept_by(
-    keep: Iterable[str], library: LibraryNames, libraries: Libraries | None = None
-) -> str | None:
-    """The rule of settings that keeps a library whole; None: it may lose code.
-
-    Args:
-        keep: ``keep.libraries``.
-        library: its names.
-        libraries: what is analysed at all; None: all.
-    """
-    if libraries is not None and not is_selected(libraries, library):
-        return "libraries.include or libraries.exclude"
-    return next(
-        (f"keep.libraries: {glob}" for glob in keep if matches_library(glob, library)), None
-    )
-
-
 class GlobSet:
     """Several globs on kernels or node ids, fast on many names; remembers which matched."""
 

@@ -38,7 +38,7 @@ from pytest_negativa.rewriting.compact.rebuild import (
     read_note,
     read_trailer,
 )
-from pytest_negativa.rewriting.compact.records import Cut
+from pytest_negativa.rewriting.compact.records import MIN_GAIN, Cut
 from pytest_negativa.rewriting.plan_edits import removable_code
 from pytest_negativa.slimming.folder_locks import held
 from pytest_negativa.slimming.manifest import load_manifest, spares_of
@@ -64,10 +64,7 @@ _NAME = re.compile(r".+\.[0-9a-f]{16}\.spare", re.DOTALL)
 UNCHECKED = ".unchecked"
 """A folder in that of spares, with those of a run that are not checked yet."""
 
-# As compaction has them: 64 KiB is not worth another file. A thread that loads a library with so
-# many segments needs 192 KiB of stack.
-MIN_GAIN = 64 << 10
-"""Bytes; a library that would lose less stays as it is."""
+# As compaction has it: a thread that loads such a library needs 192 KiB of stack.
 _MAX_LOADS = 1600
 MOST_HOLES = 2500
 """Of all libraries of an environment. Each costs two mappings, and fork copies each mapping."""

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
+from pytest_negativa.models.round import MOST_RERUNS
 from pytest_negativa.models.settings import Granularity
 from pytest_negativa.models.spans import Span, intersection, size
 from pytest_negativa.models.verdict import (
@@ -40,13 +41,12 @@ from pytest_negativa.verifying.evidence import (
 from pytest_negativa.verifying.process_ends import reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import (
-    MOST_RERUNS,
     changed_aspects,
-    changes_of_start,
     hurried_tests,
     known_of_originals,
     same_outcome,
 )
+from pytest_negativa.verifying.same_start import changes_of_start
 from pytest_negativa.verifying.same_work import (
     Places,
     Work,

@@ -40,7 +40,7 @@ _FILE = struct.Struct("<IIQQq")
 # Regions are aligned; what lies between two of them belongs to nobody. Bytes.
 _MOST_PADDING = 15
 # Holes of all libraries, which are up to two mappings each (sysctl vm.max_map_count: 65,530).
-_MOST_HOLES = 4000
+_MOST_ARMED = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def arm(
             found += ((copy, hole) for hole in holes_in(segments, spans))
     found.sort(key=lambda row: row[1].start - row[1].end)
     holes: dict[str, list[Hole]] = defaultdict(list)
-    for copy, hole in found[:_MOST_HOLES]:
+    for copy, hole in found[:_MOST_ARMED]:
         holes[copy.library.path].append(hole)
     rows = (_pack(copy, sorted(holes.get(copy.library.path, ()))) for copy in overwritten)
     return b"".join(rows), {
