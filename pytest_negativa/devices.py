@@ -1,4 +1,4 @@
-"""The GPUs of this machine, the devices that a process sees, and lists of archs."""
+"""GPUs of this machine, found without CUDA; what a process sees; lists of archs (``native``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Composes the stages for the plugin and the command: usage to maps, plans and report."""
+"""Usage to maps and plans of all libraries: which are planned, changed, unread; lost globs."""
 
 from __future__ import annotations
 

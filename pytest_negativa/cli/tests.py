@@ -1,4 +1,4 @@
-"""The commands that ask a run about its tests and their kernels: kernels, tests, needs."""
+"""``negativa kernels``, ``tests`` and ``needs``: kernels, launches, likeness; which tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of a proof: what each is told, and reruns of flaky tests: 20 times; 40% or 24 s; then 3."""
+"""Rounds of a proof: what each is told; reruns of flaky tests: 20 times; 40% or 24 s; then 3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of the files of distributions that are GPU code themselves. No I/O."""
+"""Plans of files that are GPU code themselves: unopened ones are unused. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pytest hooks that select the tests of a round and decide when it stops.
+"""Tests of a round: selection, --lf in rounds, reruns of flaky ones, when it stops early.
 
 Options such as ``--lf`` select tests by what pytest's cache has of the session before. In a round,
 that is another round. So a round with such an option runs the tests of the traced run instead.

@@ -1,4 +1,4 @@
-"""Globs of the settings, matched with libraries, kernels and tests.
+"""Globs on libraries (path, soname, ``dist:``), kernels, tests, ``command:``; path rules.
 
 In every glob ``*`` stands for any characters, including ``/``, and ``?`` for one character.
 Brackets stand for themselves, since signatures (``void f(float (&)[3])``) and parametrized tests

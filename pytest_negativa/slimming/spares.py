@@ -1,4 +1,4 @@
-"""Libraries with a spare: how they are cut, checked, and made whole again.
+"""Spares: 2,500 holes of 16 KiB or more, trust (owner, mode, noexec), folders, removal.
 
 The library itself names its spare, so a copied folder needs no manifest to find it.
 """
@@ -491,7 +491,9 @@ def spare_folders(library: Path, note: Note) -> list[str]:
 
 
 def why_untrusted(library: Path, spare: Path) -> str | None:
-    """The reason to refuse a spare; None: the library takes it. As open_spare of stub.c judges.
+    """The reason to refuse a spare; None: the library takes it.
+
+    ``open_spare`` of ``spare/stub.c`` judges alike: change both.
 
     Raises:
         OSError: a file is gone.

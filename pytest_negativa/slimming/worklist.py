@@ -1,4 +1,4 @@
-"""The recipes for the libraries of a folder. Reads files, and writes nothing.
+"""Rules for each library of a folder: by a lock, not in it, never loaded, kept, ours, running.
 
 A library of a lock goes to that lock's recipe, by its digest. For each other one an ordered list of
 rules is asked, and the first answer counts. ``classify`` tells what a recipe makes of a library.

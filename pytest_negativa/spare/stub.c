@@ -197,7 +197,8 @@ static bool is_trusted(Search *search, const struct stat *status, mode_t harmles
 
 /* Opens the spare in a folder. Its code will run here, so others must be able to write neither to
  * it nor to the folder. Beside the library they could exchange that one, too, unless the folder is
- * sticky: there, a spare may be as writable as the library (FAT has one mode for all). */
+ * sticky: there, a spare may be as writable as the library (FAT has one mode for all).
+ * slimming/spares.py (why_untrusted) judges alike: change both. */
 static int open_spare(Search *search, const char *folder, bool beside, int *problem) {
     struct stat at_folder, at_spare;
     const Note *note = search->note;

@@ -1,4 +1,4 @@
-"""The identity of the libraries of a process: what tells their files from all others."""
+"""The identity of a process's libraries: path below site-packages, build id, state, SHA-256."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Facts in, verdict out. A proof must be able to fail: what isn't shown isn't proved.
+"""The verdict, from facts alone: flaky tests, GPUs of both runs, all reasons, the exit status.
 
-It decides, too, which tests are flaky. Nothing here starts a process or touches a file.
+A proof must be able to fail: what isn't shown isn't proved. Nothing here starts a process or
+touches a file.
 """
 
 from __future__ import annotations

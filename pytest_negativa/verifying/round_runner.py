@@ -1,4 +1,4 @@
-"""Runs the rounds of a session: how long one may be silent, what each is for, how it ended."""
+"""One session of rounds: when a round hangs (verify.timeout, else 300 s), what of it is shown."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Whether a test ended on the copies as it did when it was traced, in all that is known of it.
+"""The same outcome of a test as when traced: aspects, verify.tolerate, ends on the originals.
 
-If not, it runs on the originals again: ``judge`` knows flaky tests by its ends there.
+A test that ended otherwise runs on the originals again: ``judge`` knows flaky tests by their ends
+there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Same start as when traced: options, files, and which environment variables may differ."""
+"""The same start as when traced: options, files, and which environment variables may differ."""
 
 from __future__ import annotations
 

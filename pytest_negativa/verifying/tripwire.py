@@ -1,4 +1,4 @@
-"""Arms the removed code of copies: whoever touches it needs it, whatever the tests make of it.
+"""The tripwire: which removed code of copies is armed (4,000 holes at most), and its touches.
 
 ``processes/pages.c`` makes whole pages of removed code inaccessible when a process loads a copy,
 and logs the first touch of each. It is armed if no process that goes on as traced reads it: not

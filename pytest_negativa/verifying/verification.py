@@ -1,4 +1,4 @@
-"""A verification: writes the copies of a traced run's plans and runs its tests on them."""
+"""A verification: copies (overwritten or compacted), rounds on them, reruns on the originals."""
 
 from __future__ import annotations
 
