@@ -64,7 +64,7 @@ _NAME = re.compile(r".+\.[0-9a-f]{16}\.spare", re.DOTALL)
 UNCHECKED = ".unchecked"
 """A folder in that of spares, with those of a run that are not checked yet."""
 
-# As compaction has it: a thread that loads such a library needs 192 KiB of stack.
+# A thread that loads a library with so many segments needs 192 KiB of stack.
 _MAX_LOADS = 1600
 MOST_HOLES = 2500
 """Of all libraries of an environment. Each costs two mappings, and fork copies each mapping."""

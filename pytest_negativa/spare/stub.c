@@ -1,4 +1,4 @@
-/* Maps the pages that a library lost, from its spare, while ld.so relocates the library.
+/* Maps lost pages from the spare while ld.so relocates the library; which spares it trusts.
  *
  * rewriting/compact/cut.py puts this code into each library that it cuts, and two rows of type
  * R_X86_64_IRELATIVE in front of the others of that type. ld.so calls the functions that such rows

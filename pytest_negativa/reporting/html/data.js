@@ -1,4 +1,4 @@
-// The page's data: unpacked (pack.py), indexed; reasons in words, short names, templates of kernels.
+// The page's data, unpacked and indexed; reasons in words, short names, templates of kernels.
 
 async function readData() {
   const text = atob(document.getElementById("data").textContent);
