@@ -1,4 +1,4 @@
-"""GPUs of this machine, found without CUDA; what a process sees; lists of archs (``native``)."""
+"""GPUs of this machine without CUDA; eager loading; lists of archs (``native``, ``all-major``)."""
 
 from __future__ import annotations
 

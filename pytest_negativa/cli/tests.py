@@ -1,4 +1,4 @@
-"""``negativa kernels``, ``tests`` and ``needs``: kernels, launches, likeness; which tests."""
+"""``negativa kernels`` (--jit), ``tests`` (--similar) and ``needs``: by which tests."""
 
 from __future__ import annotations
 

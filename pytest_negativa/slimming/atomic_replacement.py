@@ -1,4 +1,4 @@
-"""Atomic replacement of a file at each of its names; the kept original; a stranger's file stays.
+"""Atomic replacement of a file at each of its names; kept originals; another program's file stays.
 
 No file is ever written to: names are given to another file, so a process that has the old file
 mapped keeps it. Another process, such as pip, may put a file of its own in that place meanwhile.

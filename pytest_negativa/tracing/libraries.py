@@ -1,4 +1,4 @@
-"""The identity of a process's libraries: path below site-packages, build id, state, SHA-256."""
+"""The identity of a traced library: path below site-packages, state, build id, else SHA-256."""
 
 from __future__ import annotations
 
