@@ -1,4 +1,4 @@
-"""GPU code and the devices that run it: compute capabilities, SM archs, the driver's choice.
+"""Compute capabilities, SM archs, GPU names, and the driver's choice of code for a device.
 
 A *device* has a compute capability (``ComputeCapability(9, 0)``); *code* is built for an SM arch
 (``SmArch.parse("sm_90a")``). The two look alike and are two types on purpose. Code for sm_90a does

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, the devices that a process sees, and lists of archs."""
+"""GPUs of this machine without CUDA; eager loading; lists of archs (``native``, ``all-major``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The project's exceptions: every error meant for a user descends from NegativaError.
+"""Errors for users (``NegativaError``), exit statuses, "did you mean", refusals of the system.
 
 A message says where (file, offset or key), what was found, what was expected and
 what to do. A bug of ours is not one of these: it stays a ``ValueError`` or the like.

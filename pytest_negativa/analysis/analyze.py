@@ -1,4 +1,4 @@
-"""Composes the stages for the plugin and the command: usage to maps, plans and report."""
+"""Usage to maps and plans of all libraries: which are planned, changed, unread; lost globs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ from pytest_negativa.settings.globs import (
     ask_for_distributions,
     first_glob,
     is_selected,
-    kept_by,
     limit_of,
     unmatched_globs,
     unmatched_libraries,
@@ -207,8 +206,9 @@ class _Analyzer:
         self, library_map: LibraryMap, library: TracedLibrary, place: Place
     ) -> AnalyzedLibrary:
         names = _names_of(library_map, place)
+        glob = first_glob(self._settings.keep.libraries, names)
         policy = KeepPolicy(
-            whole_library=kept_by(self._settings.keep.libraries, names),
+            whole_library=None if glob is None else f"keep.libraries: {glob}",
             kernels=self._kernel_globs,
             devices=self._extra_devices,
             ptx=self._settings.keep.ptx.value,

@@ -1,4 +1,4 @@
-"""Combines runs of CI shards, of machines and of GPUs into one run.
+"""Runs to one run (shards, machines, GPUs, samples): which parts count, when plans are partial.
 
 The result depends on the traces alone, not on the order of the runs or on what was combined before:
 copies of traces mean the same on every machine, and ``tracing.merge`` sorts them. A copy knows

@@ -1,6 +1,6 @@
-"""The stage behind ``negativa inspect``: arguments to mapped libraries, and their printing.
+"""``negativa inspect``: mapped libraries, and gates of wheels (archs, dead code, size).
 
-And gates for those who build wheels: code for each deployed GPU, and little or none for others.
+Gates are for those who build wheels: code for each deployed GPU, and little or none for others.
 """
 
 from __future__ import annotations

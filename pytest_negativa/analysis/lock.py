@@ -1,4 +1,4 @@
-"""Libraries that a lock leaves out, and locks that are widened: by misses, or by other runs."""
+"""Libraries that a lock leaves out; a lock widened by misses or by other runs, such as samples."""
 
 from __future__ import annotations
 

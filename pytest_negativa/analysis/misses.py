@@ -1,4 +1,4 @@
-"""Logs of pages that came back to the functions and the GPU code on these pages."""
+"""Pages that came back, from logs to functions and GPU code; the original of a library."""
 
 from __future__ import annotations
 

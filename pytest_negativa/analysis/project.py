@@ -1,4 +1,4 @@
-"""A project's folder to its first ``negativa.yaml``, for ``negativa init``."""
+"""A project's folder to its first ``negativa.yaml`` (``negativa init``): what it imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a run, and reports of runs that exist: usage or a run's folder to files and a report.
+"""Report of a run: rows, totals, crossed thresholds and limits, notes; uses after the report.
 
 ``RunReport`` is what all renderers share.
 """

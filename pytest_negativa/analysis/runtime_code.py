@@ -1,4 +1,4 @@
-"""Code that was compiled at run time: by the run itself, or before it and kept in a cache.
+"""Code compiled at run time (NVRTC, Triton, the driver), or out of a compiler's cache.
 
 A compiler that keeps its results in files writes one before it loads the code. So the age of the
 file that holds a module says whether the run compiled it or found it there. What the driver makes

@@ -1,4 +1,4 @@
-"""Snapshots of what a user names, and a run against the snapshot that is its baseline."""
+"""Snapshots of libraries, runs, locks; the baseline and the growth that crosses a limit."""
 
 from __future__ import annotations
 

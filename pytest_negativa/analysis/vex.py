@@ -1,4 +1,4 @@
-"""Code of vulnerabilities that slimmed libraries lack, as an OpenVEX document.
+"""OpenVEX: which code of vulnerabilities slimmed libraries lack, by symbols and kernels.
 
 The files are read: no manifest and no lock is evidence that code is gone. A name counts only if the
 library had it, so that a misspelled one is no good news. What can't be told is left open.

@@ -1,4 +1,4 @@
-"""The command that unites runs: combine; ``--expect`` counts them."""
+"""``negativa combine``: several runs to one; parts that are left out; ``--expect`` counts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by the commands of ``negativa``: options, settings, the run, questions, output."""
+"""Shared by the commands: options, settings, the run, --json, the Next line, questions, limits."""
 
 from __future__ import annotations
 

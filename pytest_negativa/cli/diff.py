@@ -1,4 +1,4 @@
-"""The command that compares releases and runs: diff."""
+"""``negativa diff``: what changed between releases, runs, locks or baselines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that looks at the machine: doctor."""
+"""``negativa doctor``: this machine."""
 
 from __future__ import annotations
 

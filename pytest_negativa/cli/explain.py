@@ -1,4 +1,4 @@
-"""The command that explains errors of slimmed libraries: explain."""
+"""``negativa explain``: an error, and the slimmed libraries that may cause it."""
 
 from __future__ import annotations
 

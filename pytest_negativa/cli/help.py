@@ -1,4 +1,4 @@
-"""The command that prints pages of the documentation, or the help of a command: help."""
+"""``negativa help``: pages of the documentation on the terminal, or the help of a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that writes a first negativa.yaml: init."""
+"""``negativa init``: a first negativa.yaml, and a CI job of GitHub or GitLab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that shows the GPU code in libraries: inspect."""
+"""``negativa inspect``: GPU code in libraries, gates for wheels, tables by package."""
 
 from __future__ import annotations
 

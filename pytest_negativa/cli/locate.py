@@ -1,4 +1,4 @@
-"""The command that plans a run, for all commands that end with a plan: locate."""
+"""``negativa locate``, and the plan for all commands that end with one; hooks not called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that makes and widens lock files: lock."""
+"""``negativa lock``: a run to a lock, and a lock that keeps more (misses, other runs)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``negativa``: its group, and how an error or a signal ends it.
+"""``negativa``: the table of commands, exit statuses of errors, Ctrl-C and other signals.
 
 A command parses, calls a stage and prints; what decides lives below. A command is imported when it
 is asked for, for a quick start.

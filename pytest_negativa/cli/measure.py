@@ -1,4 +1,4 @@
-"""The command that compares a program on original and on slim libraries: measure."""
+"""``negativa measure``: a program on original and on slim libraries."""
 
 from __future__ import annotations
 

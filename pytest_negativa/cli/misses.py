@@ -1,4 +1,4 @@
-"""The command ``negativa misses``: what came back to libraries that were slimmed with a spare."""
+"""``negativa misses``: what came back to libraries that were slimmed with a spare; its logs."""
 
 from __future__ import annotations
 

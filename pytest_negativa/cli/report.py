@@ -1,4 +1,4 @@
-"""The commands that report on a traced run: report, pages."""
+"""``negativa report`` and ``negativa pages``: reports of a traced run, limits on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that look after traced runs: runs, push, fetch."""
+"""``negativa runs`` (states, deletion with --delete, --keep, --copies), ``push`` and ``fetch``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that prints the schemas of files: schema."""
+"""``negativa schema``: the JSON Schema of a file or an output."""
 
 from __future__ import annotations
 

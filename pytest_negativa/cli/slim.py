@@ -1,4 +1,4 @@
-"""The command that makes deployments smaller: slim, and its way back."""
+"""``negativa slim``, ``undo``, ``check``: options, the question, ways back, the exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that ask a run about its tests and their kernels: kernels, tests, needs."""
+"""``negativa kernels`` (--jit), ``tests`` (--similar) and ``needs``: by which tests."""
 
 from __future__ import annotations
 

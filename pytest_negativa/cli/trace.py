@@ -1,4 +1,4 @@
-"""The commands that run a program under the tracer: trace, debloat."""
+"""``negativa trace`` and ``debloat``: a traced command, samples of services and their limits."""
 
 from __future__ import annotations
 

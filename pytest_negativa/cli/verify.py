@@ -1,4 +1,4 @@
-"""The commands that put a plan to the test: reconstruct, verify."""
+"""``negativa reconstruct`` and ``verify`` (``--heal``): copies, and the proof on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``negativa vex``: which code of vulnerabilities slimmed libraries lack."""
+"""``negativa vex``: code of vulnerabilities that slimmed libraries lack; SOURCE_DATE_EPOCH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A folder that keeps library maps, so that an unchanged library is read once.
+"""The cache of library maps: the key of an entry, reader versions, the limit of 1 GiB.
 
 The key of an entry is the library's size, modification time, change time, inode, and build id. If
 it has no build id, the SHA-256 of its bytes takes that place. The change time matters because a

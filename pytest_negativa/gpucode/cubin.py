@@ -1,4 +1,4 @@
-"""Cubin (device ELF) bytes to a ``Cubin``: kernels, device functions, data, call graph.
+"""Cubin (device ELF) to kernels, device functions, data, call graph; ABI versions 7 and 8.
 
 The tables are unpacked whole. pyelftools, which reads symbol by symbol, takes 30 times as long for
 the 300,000 symbols of a ``libtorch_cuda.so``.

@@ -1,4 +1,4 @@
-"""Mangled names to C++ as people write it, for display only: all comparisons use mangled names."""
+"""Demangled C++ names, for display only: all comparisons use mangled names."""
 
 from __future__ import annotations
 

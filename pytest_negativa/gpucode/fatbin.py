@@ -1,4 +1,4 @@
-"""Fatbin containers: bytes at an offset to a ``Region``, or the reason why there is none.
+"""Fatbin regions and elements: header fields, kinds, flags, archs; why there is no region.
 
 NVIDIA documents neither header. Source of the layout below: the libraries of the PyTorch 2.11
 stack and this project's fixtures, compared with the listings of ``cuobjdump``.

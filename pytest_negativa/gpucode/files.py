@@ -1,4 +1,4 @@
-"""Files other than libraries that hold GPU code: bare code, object files, static archives.
+"""Bare GPU code (cubin, fatbin, PTX, LTO-IR, bitcode), object files, static archives.
 
 Bare code is a file that is a cubin, a fatbin, PTX, LTO-IR, Tile IR or LLVM bitcode from end to
 end. Its table is one section without a name. The sections of an archive are those of its members.

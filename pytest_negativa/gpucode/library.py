@@ -1,4 +1,4 @@
-"""One library file to its ``LibraryMap``; a slimmed library to the map of the code that is left.
+"""One library to its map: limits of unpacking, AMD's and Intel's code, what slimming has left.
 
 Files that are GPU code themselves, objects and archives have maps, too: see ``gpucode.files``.
 """

@@ -1,4 +1,4 @@
-"""Many libraries to their maps or summaries: from the cache, or else read by several processes.
+"""Many libraries to maps: cache from 1 MiB on, processes from 32 MiB on, batches.
 
 Processes and not threads: unpacking releases the GIL, but reading the tables does not, and both
 take about the same time.

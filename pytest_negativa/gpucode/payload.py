@@ -1,4 +1,4 @@
-"""Unpacks payloads, never beyond the size that their header promises nor beyond a limit."""
+"""Payloads, unpacked (LZ4, zstd): never beyond the promised size nor beyond 512 MiB."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The searches of ``search.c``."""
+"""The searches of ``search.c``; regular expressions if no compiler built them."""
 
 from __future__ import annotations
 

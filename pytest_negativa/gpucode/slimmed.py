@@ -1,4 +1,4 @@
-"""Slimmed libraries: their marker, their bytes by address, and each section in one piece.
+"""Slimmed libraries: the marker (``.negativa``), bytes by address, holes as zeros.
 
 ``negativa slim`` writes a section ``.negativa`` into them, the marker, and takes pages out of the
 file. All addresses stay, and the addresses of the pages that are gone read as zeros. With a spare

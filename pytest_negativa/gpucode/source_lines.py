@@ -1,4 +1,4 @@
-"""Line information of cubins to the source line at which each kernel begins.
+"""The source line of each kernel, from cubins' line information (nvcc -lineinfo, DWARF).
 
 ``nvcc -lineinfo`` and ``nvcc -G`` write ``.debug_line``, a DWARF line program of version 2 with a
 sequence for each function. The address of a sequence is 0, and a relocation names its function. So

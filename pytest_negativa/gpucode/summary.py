@@ -1,4 +1,4 @@
-"""A ``LibraryMap`` to its ``LibrarySummary``, and what of it a device could load, for people.
+"""A map in figures; what a device could load of it, or lacks; sections for linkers alone.
 
 No plan asks for either.
 """

@@ -1,4 +1,4 @@
-"""Readers of libraries: processes of this machine, or the workers of a Dask cluster.
+"""Workers that read libraries: processes (--jobs) or a Dask cluster (--executor); lost ones.
 
 Both do their tasks through ``concurrent.futures.Executor``.
 """

@@ -1,4 +1,4 @@
-"""Functions of a library: by its unwind tables, which stripped files have, too, and by name.
+"""Functions of a library, by unwind tables and symbols; which of them were touched.
 
 A ``HostUsage`` becomes the rows of a report: bytes, pages and functions by library.
 """

@@ -1,4 +1,4 @@
-"""Pages that a run's processes touched: gathered, united, and whether all were recorded.
+"""Touched pages of a run's processes: united by content, what was not watched or recorded.
 
 Of CPU code, a library is one by its content. The union is that of sets, so its order does not
 matter. Of GPU code, a page that no process touched is a witness only if each process that had the

@@ -1,4 +1,4 @@
-"""Reads the logs of ``processes/pages.c``: which pages of which library a process touched.
+"""Logs of ``processes/pages.c``: their format, lost libraries, misses of a running process.
 
 A log is a file of chunks of 64 KiB, or of more where a record needs more. Records follow each
 other; a size of 0 means that the next record starts with the next chunk. All numbers are little

@@ -1,4 +1,4 @@
-"""Pages of spares that a running process has, seen from outside: nothing is set up in it.
+"""Pages of spares that a running process has, seen from outside (``negativa misses --pid``).
 
 The kernel maps up to 16 pages around a page that is touched, if they are in memory already
 (``fault_around_bytes``), so pages that nothing touched are among them. A page that left memory

@@ -1,4 +1,4 @@
-"""Kinds of archives and saved images; their readers, slow to import, are elsewhere."""
+"""Kinds of archives and saved images, by first bytes and name; none is opened here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files in an archive: a wheel or other ZIP archive, a tar archive, a package.
+"""Files in archives: wheel, ZIP, tar, .conda, .deb; limits: 256 GiB, 5,000,000 entries.
 
 Formats: APPNOTE.TXT of PKWARE (ZIP), tar(5) (the module ``tarfile`` reads them), and "Package
 specification" of conda's documentation: a ``.conda`` file is a ZIP archive that holds the files as

@@ -1,4 +1,4 @@
-"""Saved container images, in a folder or a tar archive: the formats of OCI and of docker save.
+"""Layers of saved container images (OCI, docker save): the platform, manifests, their limits.
 
 OCI: "Image Layout Specification" and "Image Layer Filesystem Changeset"; an ``index.json`` leads to
 the layers. The older format of ``docker save`` has a ``manifest.json`` that names the layers.

@@ -1,4 +1,4 @@
-"""The file tree that layers make, unpacked over each other from the bottom up.
+"""The file tree of image layers: whiteouts, opaque folders, hard links, at most 40 links.
 
 Sources: "Image Layer Filesystem Changeset" of the OCI, and ``applyNaive`` of containerd's package
 ``archive``. Links on the way to a file are followed as in a changed root: with ``lib -> usr/lib``

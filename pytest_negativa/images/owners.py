@@ -1,4 +1,4 @@
-"""The packages that own the files of a tree, by the lists of wheels, conda and dpkg.
+"""Packages that own the files of a tree: RECORD, conda-meta, dpkg; links as in chroot(2).
 
 A list may name a file by way of a link. The link is resolved as in a changed root (chroot(2)): an
 absolute link starts at the tree's root, and ``..`` stops there.

@@ -1,4 +1,4 @@
-"""The tables of ``negativa inspect`` by package: a file tree and a suite to an ``ImageReport``.
+"""``negativa inspect`` by package: what a suite needs, what is slimmable, by which match.
 
 The needs of a suite in libraries come from a traced run or a lock.
 """

@@ -1,4 +1,4 @@
-"""The files of a folder, an archive or a saved image that may hold GPU code, mapped.
+"""Files of a folder, archive or image that are mapped: which kinds, no links out, no mounts.
 
 Nothing here leaves the tree. No link to a file is followed: the file is either in the tree, and
 found there, or no part of it.

@@ -1,4 +1,4 @@
-"""The environment that a command works on if its user names none."""
+"""The active environment if a user names none: VIRTUAL_ENV, CONDA_PREFIX, ``.venv``."""
 
 from __future__ import annotations
 

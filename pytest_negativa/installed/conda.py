@@ -1,4 +1,4 @@
-"""``conda-meta``, the lists of files of an environment's packages of conda.
+"""``conda-meta``: the files of conda packages, their digests and sizes, changed in place.
 
 A package has a JSON file there, a ``PrefixRecord`` in conda's conda/models/records.py. ``files``
 lists its files, and ``paths_data`` has what ``conda doctor`` compares with them

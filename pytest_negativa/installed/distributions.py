@@ -1,4 +1,4 @@
-"""Finds installed distributions by Python's own search, whatever else the process imported."""
+"""Installed distributions by Python's own search; those without a name; what they require."""
 
 from __future__ import annotations
 

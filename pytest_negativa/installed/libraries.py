@@ -1,4 +1,4 @@
-"""Finds the files with GPU code of what a user names: a file, a folder or a distribution."""
+"""Files with GPU code of a file, folder or distribution that a user names; Windows's."""
 
 from __future__ import annotations
 

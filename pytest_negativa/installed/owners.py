@@ -1,4 +1,4 @@
-"""The owner of a file: the distribution that it belongs to, or the project itself."""
+"""The owner of a file: a distribution, or the project itself (editable installs too)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RECORD, the list of a distribution's files: reads it, and changes what it says of some files.
+"""RECORD: rows of files that may be code, digests, and rows changed for other files.
 
 https://packaging.python.org/specifications/recording-installed-packages. A row has the path, the
 digest (``sha256=`` and urlsafe base64 without padding) and the size in bytes.

@@ -1,4 +1,4 @@
-"""Folders with installed distributions, and the distributions and packages of conda in them.
+"""Sites (site-packages, conda): what is installed there, files of GPU code, reinstall advice.
 
 The distributions may be installed for another interpreter than the one that runs. One with a
 ``direct_url.json`` came from no index (PyPA, "Direct URL data structure"). ``INSTALLER`` has the

@@ -1,4 +1,4 @@
-"""Sizes of files, on disk and in archives, and their pages in the page cache. Any user may ask."""
+"""Sizes of files on disk and in archives, and their pages in the page cache (cachestat)."""
 
 from __future__ import annotations
 

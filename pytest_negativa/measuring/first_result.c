@@ -1,5 +1,7 @@
-/* Notes when a process first learns that the GPU has finished something: the first call that
- * waits for the GPU, or asks whether it is done, and succeeds after a kernel or graph was launched.
+/* The time of a process's first result of the GPU, for negativa measure.
+ *
+ * That is the first call that waits for the GPU, or asks whether it is done, and succeeds after a
+ * kernel or graph was launched.
  *
  * glibc loads it into every process whose LD_AUDIT names it (rtld-audit(7)), beside the library
  * that redirects. It changes where symbols of libcuda.so.1 are bound to: CUDA's runtime finds

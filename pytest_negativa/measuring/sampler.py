@@ -1,4 +1,4 @@
-"""Runs a program once and samples its memory, GPU memory and energy.
+"""One run of a program, sampled: time to first result, memory, GPU memory, energy (NVML).
 
 NVML shows the latter two without a CUDA context, which would take memory itself. nvidia-ml-py is an
 optional dependency. NVML API Reference Guide, "Device Queries".

@@ -1,4 +1,4 @@
-"""One measurement from start to end, for the command and for pytest sessions.
+"""A measurement: turns on original and slim libraries, medians and spread, checks, exit status.
 
 A program runs on its original libraries and on slim ones in turns. Both variants run under the
 same auditors. The original's table of replacements is empty, so only the content of the libraries

@@ -1,4 +1,4 @@
-"""Files of distributions that are GPU code themselves: which were opened, and their map.
+"""Files that are GPU code themselves, as one library: which were opened, and their map.
 
 All such files of a distribution are one library. Its content is their rows in RECORD, and each file
 is an element: its bytes behind those of the files before it, by name. So plan, lock, verdict and

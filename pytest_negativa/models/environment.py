@@ -1,4 +1,4 @@
-"""Environment variables by which the processes of a run find each other's files.
+"""NEGATIVA_* variables by which a run's processes find each other's files.
 
 The plugin imports this module in every pytest session, so the module imports nothing.
 """

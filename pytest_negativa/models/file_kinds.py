@@ -1,4 +1,4 @@
-"""The kinds of files that hold GPU code, told by their first bytes."""
+"""Kinds of files with GPU code, by first bytes and name; which are for linkers; spares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``negativa.lock``: what was proved, in a form that a machine without a GPU can apply."""
+"""``negativa.lock``: libraries, kept code, left out ones, the proof, and the seal."""
 
 from __future__ import annotations
 

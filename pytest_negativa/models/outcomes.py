@@ -1,4 +1,4 @@
-"""How the tests of a session ended: the lines of ``tests.jsonl``, and what they add up to.
+"""Outcomes and aspects of tests, sessions and circumstances: the lines of ``tests.jsonl``.
 
 The process that reports (not the workers of pytest-xdist) writes one record a line as things
 happen. So the test during which a session died is known. Times are nanoseconds

@@ -1,4 +1,4 @@
-"""Decisions about each element and frame of a library: kept, or unused, and why.
+"""Plans: decisions on elements and frames, each with its KeepReason or UnusedReason.
 
 And a library's map with what the run used of it: between trace and plan.
 """

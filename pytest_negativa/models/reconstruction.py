@@ -1,4 +1,4 @@
-"""Copies of planned libraries, whose unused code is overwritten with ``FILL``."""
+"""Copies of planned libraries, whose unused code is overwritten with ``FILL`` (0x01)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,26 @@
-"""A round: one start of the program under proof, and what it is told."""
+"""Rounds of a proof: what each is told; reruns of flaky tests: 20 times; 40% or 24 s; then 3."""
 
 from __future__ import annotations
 
 import enum
 
 from pytest_negativa.models.base import Record
+
+MOST_RERUNS = 20
+"""Most runs of a repeated test if the user gives no number."""
+
+# For as long as this share of the traced session, or of a minute, tests that differ are repeated
+# if the user gives no number. With trace and proof, that is 2.4 times the tests' own time.
+_REPEATING = 0.4
+_LEAST_REPEATING = 24.0
+
+LEAST_RERUNS = 3
+"""However slow they are, tests that are repeated run so often."""
+
+
+def seconds_of_reruns(session: float) -> float:
+    """For how long tests are repeated, in seconds, after a traced session of so many."""
+    return max(_LEAST_REPEATING, _REPEATING * session)
 
 
 class RoundKind(str, enum.Enum):

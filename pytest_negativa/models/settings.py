@@ -1,4 +1,4 @@
-"""Settings in force, in the shape of ``negativa.yaml``, and which limits are crossed.
+"""Settings in the shape of ``negativa.yaml``; coverage, thresholds, compare: when crossed.
 
 They hold plain values only and can travel to the workers of pytest-xdist. They have no defaults:
 types, defaults and help are in the table of options, ``settings.options``.

@@ -1,4 +1,4 @@
-"""Format of sizes in all messages and reports."""
+"""Sizes as text (46.3 MB), in all messages and reports."""
 
 from __future__ import annotations
 

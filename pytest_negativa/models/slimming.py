@@ -1,4 +1,4 @@
-"""Manifest of ``negativa slim`` in a folder, and rows of its report."""
+"""``negativa-slim.json``, and statuses of libraries in reports of slim: which are problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process did with GPU code: the records of its trace file, and their union, ``Usage``.
+"""Records of trace files, and ``Usage``, their union: gaps, warnings, what is incomplete.
 
 A trace file is JSON lines, one record a line, written as things happen. So a process that is
 killed loses nothing it had already recorded. Its first line is a ``Header``. Records

@@ -1,4 +1,4 @@
-"""The verdicts on a plan and on CPU code: what running the tests proved, and what it didn't."""
+"""Verdicts on a plan and on CPU code; kinds of differences; the sentence on flaky tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Use by tests: the tests of each kernel, coverage, the use of a part of the tests, likeness.
+"""Use by tests: kernels of a test, coverage, -m and -k, similarity, a template's one name.
 
 A trace at level ``launch`` tells all tests of a kernel, one at level ``lookup`` the first alone.
 Recorded tests are selected as pytest's ``-m``, ``-k`` and node ids would.
@@ -197,7 +197,10 @@ def cover_library(
 
 
 def split_signature(signature: str) -> tuple[str, str]:
-    """Namespace and name of a kernel, without template arguments, parameters and return type."""
+    """Namespace and name of a kernel, without template arguments, parameters and return type.
+
+    The HTML report has another answer: ``templateOf`` of ``reporting/html/data.js``.
+    """
     depth = 0
     flat = ""
     for char in signature.replace(_ANONYMOUS, "{anonymous}"):

@@ -1,4 +1,4 @@
-"""Plans of the files of distributions that are GPU code themselves. No I/O."""
+"""Plans of files that are GPU code themselves: unopened ones are unused. No I/O."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_negativa.models.plan import (
 )
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.settings.globs import LibraryNames, is_selected, kept_by
+from pytest_negativa.settings.globs import LibraryNames, first_glob, is_selected
 
 
 def plan_files(
@@ -93,8 +93,9 @@ def _policy(settings: Settings, names: LibraryNames) -> KeepReason | None:
     if settings.keep.archs:
         # Nothing tells what the GPUs of other machines need.
         return KeepReason.ARCH_POLICY
-    is_kept = kept_by(settings.keep.libraries, names, settings.libraries) is not None
-    return KeepReason.LIBRARY_POLICY if is_kept else None
+    is_kept = first_glob(settings.keep.libraries, names) is not None
+    is_left_out = not is_selected(settings.libraries, names)
+    return KeepReason.LIBRARY_POLICY if is_kept or is_left_out else None
 
 
 def unite(runs: Sequence[Sequence[WatchedFiles]]) -> tuple[WatchedFiles, ...]:

@@ -1,4 +1,4 @@
-"""Located libraries to plans: what stays, what is unused, and why. Reads no library bytes.
+"""Plans: the order of the reasons by which code stays or is unused. Reads no library bytes.
 
 Missing data means keep: the plan calls code unused only if it is known to be unused. The labels
 "for other GPUs" and "no used kernel" come from ``_Planner._decide``.

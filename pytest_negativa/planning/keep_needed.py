@@ -1,4 +1,4 @@
-"""Keeps parts of a plan that were seen to be needed."""
+"""Plans that keep more: elements and frames that were seen to be needed (healing)."""
 
 from __future__ import annotations
 

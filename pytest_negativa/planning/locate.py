@@ -1,4 +1,4 @@
-"""Usage and maps to located libraries: which regions and frames the run loaded.
+"""Used regions and frames by digest; changed libraries; those that only samples loaded stay.
 
 An image that was loaded from a file is the region that starts at the same file offset, so kernel
 names need no guessing. An image that was found in memory alone was unpacked by the library itself

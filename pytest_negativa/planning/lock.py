@@ -1,4 +1,4 @@
-"""Verdict and plans to a lock, and a lock's library to the plan that it stands for. No I/O.
+"""The lock of a verdict: what it keeps, leaves out and why; widening; a lock back to a plan.
 
 A lock says what stays, so that it is short and a diff of two shows what changed. All other GPU
 code of the library is unused. A digest over the elements' places makes sure that two releases find

@@ -1,4 +1,4 @@
-"""Verdicts on parts of the tests, to the verdict on the run that unites the parts. No I/O.
+"""The verdict of combined runs, from verdicts on parts of the tests. No I/O.
 
 A part was proved without all that its copies lacked. So it is proved, too, without any less of it:
 a united plan is proved if it removes nothing that the copies of a part still had. A part that never

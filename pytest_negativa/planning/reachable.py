@@ -1,4 +1,4 @@
-"""Code of a cubin that a set of kernels can reach. Pure: maps in, no library bytes.
+"""Code of a cubin that a set of kernels can reach: call graph, dynamic parallelism. No I/O.
 
 The pieces of code that can be told apart are the ``.text`` sections. nvcc gives each kernel one,
 and if code is linked on the device, each device function too. Otherwise nvcc copies the device

@@ -1,4 +1,4 @@
-"""Maps, plans and locks to snapshots, and how two snapshots differ. No I/O."""
+"""Snapshots of maps, plans and locks, their differences, names of kernels across builds. No I/O."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Starts, redirects, watches and ends programs."""
+"""Programs: started, redirected, watched and ended."""

@@ -1,4 +1,4 @@
-"""LD_AUDIT, by which glibc loads our auditors into processes to come (rtld-audit(7)).
+"""LD_AUDIT and NEGATIVA_PAGES_*: which auditors glibc loads, and on which machines (glibc 2.35).
 
 ``redirect.c`` replaces libraries, see ``processes.redirect``. ``pages.c`` records which pages the
 processes touch: of CPU code, or of what a spare brings back. ``hostcode.page_logs`` reads that.

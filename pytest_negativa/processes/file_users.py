@@ -1,4 +1,4 @@
-"""The processes that use a file now: they have it open or mapped."""
+"""Processes that use a file now, open or mapped, or the GPU; waits 10 s for young ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches of files: which of them did any process open meanwhile?
+"""Watches of files by inotify: openers of originals and code files, strangers on copies; limits.
 
 inotify(7) reports each open of an inode, whatever the name, the environment, the user or the root
 folder of the process that opens it. It does not report the process. A thread looks for the opener

@@ -1,6 +1,6 @@
-"""Begins to watch the pages of processes to come, for a run; ``pages.c`` does so in each.
+"""The watch of pages begins: folders for the logs of ``pages.c``, and this machine's processor.
 
-It imports little: a session does this just before it starts itself again.
+This module imports little: a session does this just before it starts itself again.
 """
 
 from __future__ import annotations

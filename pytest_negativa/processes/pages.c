@@ -1,4 +1,4 @@
-/* Records which pages of CPU code and of GPU code a process touches.
+/* Which pages of CPU code and of GPU code a process touches; by guard pages or mprotect.
  *
  * glibc loads it into every process whose LD_AUDIT names it (rtld-audit(7)). It makes the code
  * and the unwind tables of each library inaccessible before the library is relocated. The first

@@ -1,4 +1,4 @@
-"""Programs and the processes that they start: which run, how much memory they take, and their end.
+"""Programs and their processes: signals, Ctrl-C, orphans, SIGKILL after 5 s, memory, hangs.
 
 ``ChildWatch`` waits for a program, detects that it hangs, and passes signals on.
 """

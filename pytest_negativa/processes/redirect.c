@@ -1,6 +1,6 @@
-/* Makes the dynamic loader open reconstructed copies in place of the originals, and writes
- * down which of the two was mapped. glibc loads it into every process whose LD_AUDIT names it
- * (rtld-audit(7)).
+/* The dynamic loader opens copies in place of originals; a log tells which of the two was mapped.
+ *
+ * glibc loads it into every process whose LD_AUDIT names it (rtld-audit(7)).
  *
  * Environment: NEGATIVA_REDIRECT_TABLE, the table that redirect.py writes (format: there), and
  * NEGATIVA_REDIRECT_LOGS, the folder in which each process makes a log file of its own.

@@ -1,4 +1,4 @@
-"""Replaces libraries by their copies in processes to come, and reads which of the two were loaded.
+"""The redirect: which originals can have copies, its table, its logs of what was loaded.
 
 glibc loads ``redirect.c`` into every process whose LD_AUDIT names it. This module writes the table
 that ``redirect.c`` reads, and reads the logs that it writes. It starts no process.

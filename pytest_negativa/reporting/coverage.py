@@ -1,4 +1,4 @@
-"""Kernel coverage of the project's own libraries as text: its table, and the tests to write."""
+"""Kernel coverage as text: the project's own kernels, and the tests to write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernel coverage in the formats of line coverage: LCOV and Cobertura.
+"""Kernel coverage as LCOV and Cobertura: a kernel is a line of its source, or of an index.
 
 A kernel counts as one line: the first of its code. A kernel without line information is a line of
 an index, a text file in the run's folder that names the kernels of a library.

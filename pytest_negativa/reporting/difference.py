@@ -1,4 +1,4 @@
-"""The difference of two snapshots, as text for the terminal."""
+"""``negativa diff`` as text: one row for all instantiations of a template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's report as annotations of GitHub Actions: lines that its runner reads in the log.
+"""A run's report as annotations of GitHub Actions (10 warnings at most): lines in the log.
 
 Source: docs.github.com, "Workflow commands for GitHub Actions". GitHub shows ten errors and ten
 warnings of a step.

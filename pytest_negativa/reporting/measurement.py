@@ -1,4 +1,4 @@
-"""A measurement as text: a table for each way of loading, one for sizes, and what to know."""
+"""A measurement as text: a table for each way of loading, sizes, ``~`` for no difference."""
 
 from __future__ import annotations
 

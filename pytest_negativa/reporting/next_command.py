@@ -1,4 +1,4 @@
-"""The line that ends a report: the next command on the way from a trace to smaller libraries."""
+"""The Next line of a report: the next command on the way from a trace to smaller libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shows how far long work is, and how long it will take."""
+"""Progress of long work: a bar on a terminal, else a line now and then; the time left."""
 
 from __future__ import annotations
 

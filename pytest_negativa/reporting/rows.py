@@ -1,4 +1,4 @@
-"""Plans to the rows of a report, with the first test of each used kernel (``first_uses``)."""
+"""Rows, sentences and lists of a report, from plans and verdicts, for all formats."""
 
 from __future__ import annotations
 

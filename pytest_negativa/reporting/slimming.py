@@ -1,4 +1,4 @@
-"""Reports of slimming for the terminal."""
+"""Reports of ``negativa slim``: tables, problems, advice, and the cost of holes at a fork."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables for the terminal: the one place that knows tabulate."""
+"""Tables for the terminal (tabulate): columns that fit, cut names, first rows and the others."""
 
 from __future__ import annotations
 

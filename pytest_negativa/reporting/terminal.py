@@ -1,4 +1,4 @@
-"""A run's report as text for the terminal: the largest facts first."""
+"""A run's report on the terminal: the largest facts first; one line if no GPU code was used."""
 
 from __future__ import annotations
 

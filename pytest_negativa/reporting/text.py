@@ -1,4 +1,4 @@
-"""Text out of files, made fit for a terminal and for the formats of reports; printing of errors.
+"""Text made fit for terminals, Markdown, GitHub; wrapping, cut names; printed errors.
 
 A library, a source file or a kernel may have any name. ``printable`` comes first everywhere: no
 format holds a control character.

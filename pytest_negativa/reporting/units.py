@@ -1,4 +1,4 @@
-"""Formats of figures: one function for each unit, used everywhere."""
+"""Formats of figures (percent, growth, time, counts, names): each stands once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts as text for the terminal: of a plan, and on CPU code."""
+"""Verdicts as text, of a plan and of CPU code: tests, reasons, the conclusion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Overwrites unused functions inside an unpacked cubin, and takes them out of its tables.
+"""Unused functions inside a cubin, overwritten and out of its tables; those still referred to.
 
 The plan finds unused functions by symbols and call graph. This module confirms them by the section
 and relocation tables. The driver places each section by itself, so one section can refer to another

@@ -1,4 +1,4 @@
-"""Describes a new file as ranges of an old file and edits, and writes such files.
+"""New files as ranges of an old file and edits; how they are written, checked and copied.
 
 Edits are the bytes that change while a size stays, sorted and disjoint. They are made from maps and
 plans without touching a file, and describe a library or an unpacked cubin. Those of several sources

@@ -1,4 +1,4 @@
-"""Makes the edits of unused code, from a map and a plan: overwritten, removed, taken out of cubins.
+"""Edits of unused code: overwritten (0x01), removed (zeros), or taken out of cubins.
 
 Overwriting reads no library bytes. An unused element keeps its header, so the chain of its region
 stays sound. Its payload is filled, and its kind and arch become values that the driver never looks

@@ -1,4 +1,4 @@
-"""Fills a folder with copies of a run's libraries in which unused code is overwritten.
+"""Copies of a run's libraries: which are made anew, their manifest, waits of 3 s for locks.
 
 The copy of ``/a/b.so`` is ``ROOT/a/b.so``. The folder also holds a manifest of what was written,
 and two lock files. Writers take the first: a second one waits, and then finds the copies done.

@@ -1,4 +1,4 @@
-"""Packs a payload again, in the way it was packed, into the space that it had.
+"""Payloads packed again (zstd, LZ4) into the space that they had; levels, window, padding.
 
 The reader of a zstd frame may rely on its content size, its window and the checksum at its end.
 All of that stays, and the window never grows.

@@ -1,4 +1,4 @@
-"""Ends of children that this process started with ``subprocess`` or ``asyncio``.
+"""Failed children (``subprocess``, ``asyncio``) of a test: their exit status, which signals.
 
 A test may ignore the exit status of a child, and nothing else tells that a child without the GPU
 failed.

@@ -1,4 +1,4 @@
-"""Circumstances of a session: options, variables, and the project's files that it ran."""
+"""A session's options (which don't matter), variables, and the project's files that it ran."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks the driver, after a test, whether this process's CUDA context still works.
+"""Lost CUDA contexts after a test: which errors of the driver last (700, 715 ...).
 
 After some errors (an illegal address, an illegal instruction), the context answers every later
 call with the same error. The outcomes of the process's remaining tests then mean nothing. CUDA

@@ -1,6 +1,7 @@
-"""Pytest hooks that write each test's outcome to ``tests.jsonl`` as it happens.
+"""Outcomes to ``tests.jsonl``: phases, aspects, keywords, workers, a lost CUDA context.
 
-They run in the process that reports. pytest-xdist passes its workers' reports to that process.
+The hooks that write them run in the process that reports. pytest-xdist passes its workers' reports
+to that process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Traces the CPU code of a session: the loader must be told before the process starts.
+"""``--negativa-cpu``: the process starts itself again, with ``pages.c`` in LD_AUDIT.
 
-So ``execve`` replaces the pytest process by itself, before any conftest is imported, with
-``processes/pages.c`` in LD_AUDIT. Children inherit it, pytest-xdist's workers included. This module
-imports little, because the process imports all of it twice.
+The loader must be told before the process starts. So ``execve`` replaces the pytest process by
+itself, before any conftest is imported, with ``processes/pages.c`` in LD_AUDIT. Children inherit
+it, pytest-xdist's workers included. This module imports little, because the process imports all of
+it twice.
 """
 
 from __future__ import annotations

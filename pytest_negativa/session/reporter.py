@@ -1,4 +1,4 @@
-"""Turns a session's traces into plans and a report, and fails the session if they ask for it.
+"""The end of a traced session: failed and incomplete runs, lost workers, plan, exit status.
 
 Only the process that reports does so: the controller of pytest-xdist, or a session without workers.
 The status of a proof is that of ``verifying.supervisor``, that of a measurement

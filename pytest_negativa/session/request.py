@@ -1,4 +1,4 @@
-"""Hands a pytest session to a supervisor, which runs its tests under proof.
+"""A session becomes a supervisor by ``execve``, or supervises by itself; the words it starts.
 
 ``pytest --negativa-verify`` must survive crashes of the tests that it runs. So before any conftest
 is imported, ``execve`` replaces the process by a supervisor. It has the same process id, terminal

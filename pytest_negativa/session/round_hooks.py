@@ -1,4 +1,4 @@
-"""Pytest hooks that select the tests of a round and decide when it stops.
+"""Tests of a round: selection, --lf in rounds, reruns of flaky ones, when it stops early.
 
 Options such as ``--lf`` select tests by what pytest's cache has of the session before. In a round,
 that is another round. So a round with such an option runs the tests of the traced run instead.
@@ -18,16 +18,13 @@ import pytest
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.outcomes import SessionResult
-from pytest_negativa.models.round import Round
+from pytest_negativa.models.round import LEAST_RERUNS, Round
 from pytest_negativa.session.circumstances import BY_CACHE
 from pytest_negativa.session.cuda_context import lost_context
 from pytest_negativa.session.outcome_recorder import CONTEXT_LOST, details_of
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.system import System
-
-# However slow they are, tests that are repeated run so often.
-_LEAST_RUNS = 3
 
 
 def options_by_cache(namespace: argparse.Namespace) -> list[str]:
@@ -129,7 +126,7 @@ class RoundHooks:
         while len(ends) < self._round.most:
             # A test that changed twice ended as traced once, and otherwise after that.
             changes = sum(end != behind for end, behind in pairwise(ends))
-            late = len(ends) >= _LEAST_RUNS and System.monotonic() - begin > share
+            late = len(ends) >= LEAST_RERUNS and System.monotonic() - begin > share
             if changes > 1 or late or item.session.shouldstop or item.session.shouldfail:
                 break
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)

@@ -1,4 +1,4 @@
-"""Report files of pytest and other plugins, in the rounds of a verification.
+"""Report files (JUnit, coverage, HTML) in rounds: which round writes to the user's paths.
 
 The traced run writes them to the paths that the user gave. In a session without a traced run, the
 last run of all tests on the copies does. All other rounds write to their own folders.

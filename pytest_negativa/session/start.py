@@ -1,4 +1,4 @@
-"""Starts the plugin's work in a pytest process: which role it has, and which hooks it needs.
+"""The role of a pytest process (solo, controller, worker), tracing that can't start, hooks.
 
 A process has one of three roles. Solo: runs the tests and reports. With pytest-xdist the workers
 run the tests and trace, and the controller reports. Traces are files, so a killed worker's trace is

@@ -1,4 +1,4 @@
-"""Traces a pytest process: tells the detector which test, phase or last hook is running.
+"""The test, phase, fixture or hook that a traced process is in; pauses; a closed stdout.
 
 Tracing lasts until the process ends, see ``tracing_end``.
 """

@@ -1,4 +1,4 @@
-"""The end of a traced process: tracing ends, and the plan is made anew if code was used late.
+"""The end of a traced process: order of handlers, and a new plan if code was used late.
 
 GPU work may follow pytest's report: hooks at the end of the session, ``atexit`` handlers, threads
 that still run. CUPTI must be released before the interpreter is gone, because a callback would then

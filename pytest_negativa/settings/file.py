@@ -1,4 +1,4 @@
-"""Finds and reads ``negativa.yaml``, or ``pyproject.toml``; refuses unknown keys.
+"""``negativa.yaml`` or ``pyproject.toml``: which file is found, and which keys it may have.
 
 All faults of a file are reported together.
 """

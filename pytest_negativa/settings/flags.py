@@ -1,4 +1,4 @@
-"""Flags: adding them to pytest and click, and picking those that were given.
+"""Flags of pytest and click; a flag without effect; unknown NEGATIVA_* variables.
 
 Every pytest session imports this module to add the flags. Only the functions that need click
 import it, and none needs pytest, msgspec or PyYAML.

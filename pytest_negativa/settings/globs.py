@@ -1,4 +1,4 @@
-"""Globs of the settings, matched with libraries, kernels and tests.
+"""Globs on libraries (path, soname, ``dist:``), kernels, tests, ``command:``; path rules.
 
 In every glob ``*`` stands for any characters, including ``/``, and ``?`` for one character.
 Brackets stand for themselves, since signatures (``void f(float (&)[3])``) and parametrized tests
@@ -98,23 +98,6 @@ def is_selected(libraries: Libraries, library: LibraryNames) -> bool:
     """Whether the library is analysed: not excluded, and included if any library is."""
     is_included = not libraries.include or first_glob(libraries.include, library) is not None
     return is_included and first_glob(libraries.exclude, library) is None
-
-
-def kept_by(
-    keep: Iterable[str], library: LibraryNames, libraries: Libraries | None = None
-) -> str | None:
-    """The rule of settings that keeps a library whole; None: it may lose code.
-
-    Args:
-        keep: ``keep.libraries``.
-        library: its names.
-        libraries: what is analysed at all; None: all.
-    """
-    if libraries is not None and not is_selected(libraries, library):
-        return "libraries.include or libraries.exclude"
-    return next(
-        (f"keep.libraries: {glob}" for glob in keep if matches_library(glob, library)), None
-    )
 
 
 class GlobSet:

@@ -1,4 +1,4 @@
-"""The one table of options: what ``negativa.yaml``, flags and environment variables can set.
+"""The one table of options: default, file, flag, variable, help; what needs which mode.
 
 A row gives an option its place in ``negativa.yaml``, its flags for pytest and ``negativa``, its
 default and its help. Defaults stand here and nowhere else. An option has the type of its field in

@@ -1,4 +1,4 @@
-"""Sources to ``Settings``: flag before environment before file before default."""
+"""Sources of an option: flag before variable before file before default; the cache's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A smaller file takes the place of its original, atomically at each name; originals are kept.
+"""Atomic replacement of a file at each of its names; kept originals; another program's file stays.
 
 No file is ever written to: names are given to another file, so a process that has the old file
 mapped keeps it. Another process, such as pip, may put a file of its own in that place meanwhile.

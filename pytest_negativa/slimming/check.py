@@ -1,4 +1,4 @@
-"""Checks that slimmed libraries are still what slimming made of them."""
+"""``negativa slim check``: each slimmed library against the manifest, and unlisted ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are GPU code themselves: slimming removes those that no program needs as a whole.
+"""Files that are GPU code themselves: slimming removes them whole, keeps RECORD's rows.
 
 An empty file in the place would be worse: a program that finds it reads wrong content, whereas one
 that finds no file says so, or gets it from elsewhere. RECORD keeps the rows, so that the installer

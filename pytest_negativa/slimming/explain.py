@@ -1,4 +1,4 @@
-"""Tells whether code that slimming removed can be the cause of a CUDA error.
+"""``negativa explain``: whether code that slimming removed can be the cause of a CUDA error.
 
 The errors were observed on an H200. If an element is gone, the look-up of its kernel fails with "no
 kernel image is available" (209) or "invalid device function" (98). So does the look-up of a kernel

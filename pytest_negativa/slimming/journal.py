@@ -1,4 +1,4 @@
-"""Notes of a run on a folder, which it holds: the manifest meanwhile, and RECORD files at the end.
+"""Order of notes in a folder's run: manifest before each change, RECORD last, after a crash.
 
 The manifest has the run before the first change, and a library's entry before the library is
 replaced. So after a crash, the file of an entry may still be the old one, and the next run slims

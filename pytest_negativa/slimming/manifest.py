@@ -1,4 +1,4 @@
-"""The manifest of a slimmed folder: reads it, writes it, and tells what its entries say."""
+"""``negativa-slim.json``: kept originals, spares, distributions uninstalled or upgraded since."""
 
 from __future__ import annotations
 

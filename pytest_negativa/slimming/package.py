@@ -1,4 +1,4 @@
-"""``negativa slim PACKAGE --target DIR``: a wheel or conda package to a smaller one of its name.
+"""``negativa slim PACKAGE --target DIR``: a wheel or conda package to a smaller one; its NOTICE.
 
 Its files are unpacked to a temporary folder, slimmed there, and packed again with new digests. A
 package in which nothing is slimmed becomes a copy.

@@ -1,4 +1,4 @@
-"""Recipes: what to remove from a library, and the way from a file to its compacted form.
+"""Recipes: what goes by a lock, by archs, if never loaded, by strip alone; files kept whole.
 
 A recipe's digest tells whether a library was slimmed in the same way before. It covers what the
 outcome depends on and nothing else: neither the names of the tests, nor the release.

@@ -1,4 +1,4 @@
-"""``negativa slim``: slims the libraries of folders. A killed process leaves every library whole.
+"""``negativa slim``: the order of work on a library; killed, it leaves all whole; --dry-run.
 
 For each library, the slimmer writes and checks the new file under a hidden name. It keeps the
 original if asked to, writes the manifest, and then renames the new file. It updates RECORD files at

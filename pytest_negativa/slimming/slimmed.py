@@ -1,4 +1,4 @@
-"""The slimmed libraries of a folder: what became of each, and where its original is.
+"""The fate of each slimmed library (damaged, upgraded, uninstalled ...), and its original.
 
 The manifest lists slimmed libraries. A library with a spare says itself what its original was, so
 it needs no entry.

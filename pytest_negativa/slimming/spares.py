@@ -1,4 +1,4 @@
-"""Libraries with a spare: how they are cut, checked, and made whole again.
+"""Spares: 2,500 holes of 16 KiB or more, trust (owner, mode, noexec), folders, removal.
 
 The library itself names its spare, so a copied folder needs no manifest to find it.
 """
@@ -38,7 +38,7 @@ from pytest_negativa.rewriting.compact.rebuild import (
     read_note,
     read_trailer,
 )
-from pytest_negativa.rewriting.compact.records import Cut
+from pytest_negativa.rewriting.compact.records import MIN_GAIN, Cut
 from pytest_negativa.rewriting.plan_edits import removable_code
 from pytest_negativa.slimming.folder_locks import held
 from pytest_negativa.slimming.manifest import load_manifest, spares_of
@@ -64,10 +64,7 @@ _NAME = re.compile(r".+\.[0-9a-f]{16}\.spare", re.DOTALL)
 UNCHECKED = ".unchecked"
 """A folder in that of spares, with those of a run that are not checked yet."""
 
-# As compaction has them: 64 KiB is not worth another file. A thread that loads a library with so
-# many segments needs 192 KiB of stack.
-MIN_GAIN = 64 << 10
-"""Bytes; a library that would lose less stays as it is."""
+# A thread that loads a library with so many segments needs 192 KiB of stack.
 _MAX_LOADS = 1600
 MOST_HOLES = 2500
 """Of all libraries of an environment. Each costs two mappings, and fork copies each mapping."""
@@ -494,7 +491,9 @@ def spare_folders(library: Path, note: Note) -> list[str]:
 
 
 def why_untrusted(library: Path, spare: Path) -> str | None:
-    """The reason to refuse a spare; None: the library takes it. As open_spare of stub.c judges.
+    """The reason to refuse a spare; None: the library takes it.
+
+    ``open_spare`` of ``spare/stub.c`` judges alike: change both.
 
     Raises:
         OSError: a file is gone.

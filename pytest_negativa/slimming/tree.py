@@ -1,4 +1,4 @@
-"""The folders and files that a command names: their files by inode with all names, and sites."""
+"""Files that slim finds: hard links, sonames, owners, sites, RECORD; which are libraries."""
 
 from __future__ import annotations
 

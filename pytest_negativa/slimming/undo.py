@@ -1,4 +1,4 @@
-"""``negativa slim undo``: slims with the recipe that keeps all, so originals come back."""
+"""``negativa slim undo``: originals come back, never over an upgraded or deleted library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes for the libraries of a folder. Reads files, and writes nothing.
+"""Rules for each library of a folder: by a lock, not in it, never loaded, kept, ours, running.
 
 A library of a lock goes to that lock's recipe, by its digest. For each other one an ordered list of
 rules is asked, and the first answer counts. ``classify`` tells what a recipe makes of a library.
@@ -22,7 +22,14 @@ from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
 from pytest_negativa.models.settings import Libraries
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.settings.globs import LibraryNames, kept_by, matches_library, normalized
+from pytest_negativa.rewriting.compact.records import MIN_GAIN
+from pytest_negativa.settings.globs import (
+    LibraryNames,
+    first_glob,
+    is_selected,
+    matches_library,
+    normalized,
+)
 from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import may_be_kept
@@ -43,12 +50,7 @@ from pytest_negativa.slimming.slimmed import (
     find_unlisted,
     kept_original,
 )
-from pytest_negativa.slimming.spares import (
-    MIN_GAIN,
-    SpareTarget,
-    is_moved,
-    problem_of,
-)
+from pytest_negativa.slimming.spares import SpareTarget, is_moved, problem_of
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.tracing.mappings import parse_maps
 
@@ -462,7 +464,7 @@ class _Others:
         if spare is not None and listed and may_go:
             self._folder.listed |= listed
             is_needed = (sha256 or self._tree.digest(group)) in spare.came_back or may_be_loaded
-            if is_unknown and not is_needed and kept_by(spare.keep, names) is None:
+            if is_unknown and not is_needed and first_glob(spare.keep, names) is None:
                 return self._unless_it_runs(self._moves, group, library)
             self._folder.opened.append(group.name)
         if self._selected is None:
@@ -470,7 +472,7 @@ class _Others:
         is_unknown = is_unknown and self._whole is not None
         owned = [self._never[path] for path in paths if path in self._never]
         is_never = (is_unknown or any(owned)) and not may_be_loaded
-        is_kept = is_never and kept_by((), names, self._selected) is not None
+        is_kept = is_never and not is_selected(self._selected, names)
         if is_unknown and is_never and not is_kept:
             return self._unless_it_runs(self._whole, group, library)
         recipe = (owned[0] if owned and is_never and not is_kept else None) or self._others

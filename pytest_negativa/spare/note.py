@@ -1,4 +1,4 @@
-"""The formats of a cut library and its spare, which ``stub.c`` reads at run time.
+"""Formats of a cut library's note and its spare; why there is no stub; noexec up to 16 MiB.
 
 A cut library is the original without pages. The *note* lies in a segment of its own, and the tag
 ``DT_NEGATIVA_NOTE`` of the dynamic section has its address. All numbers are little-endian::

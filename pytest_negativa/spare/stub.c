@@ -1,4 +1,4 @@
-/* Maps the pages that a library lost, from its spare, while ld.so relocates the library.
+/* Maps lost pages from the spare while ld.so relocates the library; which spares it trusts.
  *
  * rewriting/compact/cut.py puts this code into each library that it cuts, and two rows of type
  * R_X86_64_IRELATIVE in front of the others of that type. ld.so calls the functions that such rows
@@ -197,7 +197,8 @@ static bool is_trusted(Search *search, const struct stat *status, mode_t harmles
 
 /* Opens the spare in a folder. Its code will run here, so others must be able to write neither to
  * it nor to the folder. Beside the library they could exchange that one, too, unless the folder is
- * sticky: there, a spare may be as writable as the library (FAT has one mode for all). */
+ * sticky: there, a spare may be as writable as the library (FAT has one mode for all).
+ * slimming/spares.py (why_untrusted) judges alike: change both. */
 static int open_spare(Search *search, const char *folder, bool beside, int *problem) {
     struct stat at_folder, at_spare;
     const Note *note = search->note;

@@ -1,4 +1,4 @@
-"""Writes files that get their name when they are complete, and hands down what files have.
+"""Files written whole: hidden name, rename, disk; owner, mode and attributes that are copied.
 
 A reader sees the old file or the new one, never half of one. The new file has a hidden name beside
 the target while it is written. A process that is killed leaves it, and ``remove_abandoned``, or the

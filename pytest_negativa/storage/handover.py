@@ -1,4 +1,4 @@
-"""Facts for the processes that a session starts, in an environment variable.
+"""A session's facts in NEGATIVA_SESSION: workers of pytest-xdist, and children of tests.
 
 Workers of pytest-xdist take part in the session. Any other process that inherits the variable is
 part of a test. The session's own process finds it if ``execv`` replaced its program.

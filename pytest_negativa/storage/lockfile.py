@@ -1,4 +1,4 @@
-"""The lock file: YAML on disk, ``Lock`` in memory.
+"""``negativa.lock`` as YAML: order, hex offsets, digest, limits (64 MiB, 1,000,000 items).
 
 People read and compare it: each thing that stays has a line, offsets are in hex, and the order is
 fixed. Messages name line and key. Digests in the file are checked when it is read.

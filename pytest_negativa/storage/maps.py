@@ -1,4 +1,4 @@
-"""Maps of libraries as files, and as the bytes in them."""
+"""Maps of libraries as JSON, in files or in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``tests.jsonl``: how the tests of a session ended, and how two sessions differ."""
+"""``tests.jsonl``: the outcome of a test from its phases, the gravest of several runs, crashes."""
 
 from __future__ import annotations
 

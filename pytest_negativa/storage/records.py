@@ -1,4 +1,4 @@
-"""Models to JSON and back: encoding, format versions.
+"""Records to JSON and back: ``format_version`` of other releases, file names that are not UTF-8.
 
 The first key of each JSON file is ``format_version``.
 """

@@ -1,6 +1,6 @@
-"""Results of analysis and verification in a run's folder: usage, maps, plans, healing, verdict.
+"""Results in a run's folder: usage, digests, maps, plans, spans, healing, baseline, verdict.
 
-And ``digests.json``: the SHA-256 of each library when the run ended, from the maps of a planned
+``digests.json`` has the SHA-256 of each library when the run ended, from the maps of a planned
 run, else from ``tracing.merge``. With these digests a run can be planned again, or combined with
 others, after its libraries were installed anew or on another machine.
 """

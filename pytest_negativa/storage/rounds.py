@@ -1,4 +1,4 @@
-"""The file ``round.json``, which tells a program under proof what to do."""
+"""``round.json``, which tells a program under proof what to do; who is in a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a run: this module alone knows the names of the files in it.
+"""The folder of a run: names of files, ids, marks (failed, partial, samples), latest, deletion.
 
 A run's folder, ``.negativa/RUN/``, holds:
 

@@ -1,4 +1,4 @@
-"""JSON Schemas of the files and outputs, made from their records."""
+"""JSON Schemas of the files and outputs (``negativa schema``), made from their records."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Folders that processes of other users reach: they write their logs there, or load copies.
+"""Folders that other users can write to: where root refuses to work; modes of log folders.
 
-And those that other users must not reach: who can write to a folder can put a link, another file or
-another folder into the place of a name, while a process of root works with that name.
+Processes of other users write their logs into some, or load copies from there. Root must not work
+in others: a user who can write to a folder can put a link, another file or another folder into the
+place of a name, while a process of root works with that name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operating system, as it was when tracing started.
+"""The operating system's functions, taken before tests replace them; memory reads, cores.
 
 Tests replace ``open``, ``os.stat`` and whole file systems (monkeypatch, pyfakefs), and callbacks
 of the driver run in the middle of such tests. This module takes the functions that a callback needs

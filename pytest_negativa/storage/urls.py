@@ -1,4 +1,4 @@
-"""Files at URLs: reads and writes them, with fsspec.
+"""URLs of object stores by fsspec: their form, refused credentials, pieces of 16 MiB.
 
 URLs are ``s3://``, ``gs://``, ``memory://`` and the like. fsspec and the driver of a store, such as
 s3fs, are optional, and are imported when a URL is first used. Drivers take credentials from the

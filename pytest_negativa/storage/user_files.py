@@ -1,4 +1,4 @@
-"""Files whose path or URL a user names: reads and writes them.
+"""Inputs and outputs that a user names (path, URL, ``-``): what root may replace.
 
 In image builds the user is root, so what lies at an output's path decides: only a regular file is
 replaced.

@@ -1,4 +1,4 @@
-"""A YAML document as plain values, each with its place in the text.
+"""YAML, read strictly: tags, aliases, repeated keys refused, depth 8, plain words as in 1.2.
 
 The files come from repositories, so reading is strict and bounded. Tags, aliases, second documents
 and repeated keys are refused, and nesting depth is limited. Of the plain words only ``null``,

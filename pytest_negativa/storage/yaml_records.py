@@ -1,4 +1,4 @@
-"""Records from YAML files: messages name lines, keys and values as the text has them."""
+"""Records from YAML files: messages with line, key and value; merge conflicts."""
 
 from __future__ import annotations
 

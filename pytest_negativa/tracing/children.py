@@ -1,4 +1,4 @@
-"""Child processes of a traced process: the library that traces them, and those that are not traced.
+"""Children of a traced process: the library that traces them, and how untraced ones are noted.
 
 CUDA loads the native library into the child processes.
 """

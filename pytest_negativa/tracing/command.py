@@ -1,9 +1,9 @@
-"""Runs a command and traces it, for ``negativa trace`` and ``negativa debloat``.
+"""``negativa trace`` of a command, and of services (samples): variables, CUPTI's file, Ctrl-C.
 
-And makes the environment in which a process outside of any session, such as a service, is traced.
-CUDA loads the native library in that process's ``cuInit``. The library decides by chance whether it
-traces the process, and stops after a time. Traces are those of samples (``Role.SAMPLE``): their
-uses count, and what they lack proves nothing.
+This module also makes the environment in which a process outside of any session, such as a service,
+is traced. CUDA loads the native library in that process's ``cuInit``. The library decides by chance
+whether it traces the process, and stops after a time. Traces are those of samples
+(``Role.SAMPLE``): their uses count, and what they lack proves nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The detector of the test process: callbacks of cupti-python. The one door to ``cupti``.
+"""The detector of the test process: cupti-python, its versions, and other tools that hold CUPTI.
 
-It works with cupti-python 13.0 up to the newest, and enables only single callback ids of the
-driver API. A whole domain makes a training loop ten times slower. In the RESOURCE domain the
-driver holds a lock; a Python callback needs the GIL and hangs under it. If another tool holds
-CUPTI, ``suspects`` says which, as far as this shows without asking CUPTI.
+No other module imports ``cupti``. It works with cupti-python 13.0 up to the newest, and enables
+only single callback ids of the driver API. A whole domain makes a training loop ten times slower.
+In the RESOURCE domain the driver holds a lock; a Python callback needs the GIL and hangs under it.
+If another tool holds CUPTI, ``suspects`` says which, as far as this shows without asking CUPTI.
 """
 
 from __future__ import annotations

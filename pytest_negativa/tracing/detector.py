@@ -1,4 +1,4 @@
-"""The protocol of all detectors, which watch the CUDA driver, and their errors."""
+"""The protocol of detectors, which watch the CUDA driver, and why one can't start."""
 
 from __future__ import annotations
 

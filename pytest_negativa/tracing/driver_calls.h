@@ -1,6 +1,7 @@
-/* The driver calls that can bring an image, a kernel or a variable in. drivercalls.py explains the
- * columns, and reads this file, too: callback id, name, what it does, slots of the handle and the
- * subject, kind of data. */
+/* The driver calls that can bring an image, a kernel or a variable in.
+ *
+ * drivercalls.py explains the columns, and reads this file, too: callback id, name, what it does,
+ * slots of the handle and the subject, kind of data. */
 CALL(18, cuModuleLoad, LOAD_FILE, 0, 1, NULL)
 CALL(19, cuModuleLoadData, LOAD, 0, 1, NULL)
 CALL(20, cuModuleLoadDataEx, LOAD, 0, 1, NULL)

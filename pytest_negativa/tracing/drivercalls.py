@@ -1,4 +1,4 @@
-"""The driver calls that can bring an image, a kernel or a variable in.
+"""The driver calls that can bring an image, a kernel or a variable in: ids and parameters.
 
 The table is ``driver_calls.h``, which ``injection.c`` has, too. ``tracing.cupti`` handles the calls
 and ``tracing.recorder`` writes the records.

@@ -1,5 +1,6 @@
-/* Traces a process that is not the test process: CUDA loads this library in cuInit when
- * CUDA_INJECTION64_PATH names it, and it writes the same records as the detector in Python
+/* The tracer of processes other than the test process: CUDA loads it in cuInit.
+ *
+ * CUDA_INJECTION64_PATH names it. It writes the same records as the detector in Python
  * (models/trace.py) into a file of its own in NEGATIVA_TRACE_DIR.
  *
  * Needs neither CUDA's nor CUPTI's headers to build; what it must know of them is declared

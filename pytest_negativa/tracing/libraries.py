@@ -1,4 +1,4 @@
-"""The identity of the libraries of a process: what tells their files from all others."""
+"""The identity of a traced library: path below site-packages, state, build id, else SHA-256."""
 
 from __future__ import annotations
 

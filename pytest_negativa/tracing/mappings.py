@@ -1,4 +1,4 @@
-"""The file mappings of a process: which file lies at an address, and where in it."""
+"""File mappings of a process (``/proc/PID/maps``): the file at an address, deleted files."""
 
 from __future__ import annotations
 

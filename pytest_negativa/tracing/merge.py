@@ -1,4 +1,4 @@
-"""Merges trace files into one ``Usage``, in any order; decides what a torn one may lack."""
+"""Merges traces into one ``Usage``: what a torn one may lack, 10 s for running processes."""
 
 from __future__ import annotations
 

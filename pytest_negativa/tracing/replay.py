@@ -1,4 +1,4 @@
-"""The detector for machines without a GPU: replays a trace that was recorded on one.
+"""The detector without a GPU: replays a recorded trace; tests and libraries that differ.
 
 Nothing is traced. The detector writes all records of the recording into a trace of this process,
 whatever tests run. A recording has only the first use of each kernel, so a part of it would miss

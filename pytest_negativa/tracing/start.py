@@ -1,4 +1,4 @@
-"""Starts tracing in a process, and sets the environment so that its children are traced, too.
+"""Start of tracing: variables for children, injection libraries that are chained, headers.
 
 Each run has a folder of its own for its traces, so two sessions don't mix and old files
 can't enter a new report. Each process writes one file of its own.

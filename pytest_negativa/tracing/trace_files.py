@@ -1,4 +1,4 @@
-"""Trace files: records to lines as they come, and lines back to records."""
+"""Trace files: records to lines as they come, and back; torn, damaged and growing files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The facts that a verdict follows from, and how they are gathered from the rounds' files."""
+"""Evidence in the rounds' files: who loaded copies or originals, GPU tests, untraced children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Healing: gives back the removed code that a proof saw needed, keeps it, and verifies again."""
+"""Healing: what code is given back (refused or touched by a proof), and when healing ends."""
 
 from __future__ import annotations
 

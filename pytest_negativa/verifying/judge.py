@@ -1,6 +1,7 @@
-"""Facts in, verdict out. A proof must be able to fail: what isn't shown isn't proved.
+"""The verdict, from facts alone: flaky tests, GPUs of both runs, all reasons, the exit status.
 
-It decides, too, which tests are flaky. Nothing here starts a process or touches a file.
+A proof must be able to fail: what isn't shown isn't proved. Nothing here starts a process or
+touches a file.
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ from msgspec.structs import replace
 from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
+from pytest_negativa.models.round import MOST_RERUNS
 from pytest_negativa.models.settings import Granularity
-from pytest_negativa.models.spans import Span
-from pytest_negativa.models.spans import intersection
-from pytest_negativa.models.spans import size
-from pytest_negativa.models.spans import union
+from pytest_negativa.models.spans import Span, intersection, size, union
 from pytest_negativa.models.trace import UNENDED
 from pytest_negativa.models.verdict import (
     NEEDS,
@@ -45,13 +44,12 @@ from pytest_negativa.verifying.evidence import (
 from pytest_negativa.verifying.process_ends import commands_of, reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import (
-    MOST_RERUNS,
     changed_aspects,
-    changes_of_start,
     hurried_tests,
     known_of_originals,
     same_outcome,
 )
+from pytest_negativa.verifying.same_start import changes_of_start
 from pytest_negativa.verifying.same_work import (
     Places,
     Work,

@@ -1,4 +1,4 @@
-"""Proves that tests need no page of CPU code that they were not seen to touch, in two runs.
+"""The proof of CPU code by a second watched run: pages that it alone touched, libraries left out.
 
 The tests run once more, and are traced again: on the copies of a proof of GPU code, if there is
 one, else on the originals. What this run alone touches joins the trace, and is not claimed. A

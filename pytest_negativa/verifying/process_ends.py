@@ -1,9 +1,10 @@
-"""Whether each process of the rounds came to its end: what was not seen to end well did not.
+"""Ends of processes: which exit status, signal, crash or silent end speaks against a proof.
 
-A pytest process ends well if its last hook returned, its trace has an end, and it ended with the
-exit status of its session. A process that ended in the middle of a test needs no reason here: the
-test's outcome says so. A child may end without a word if it did so in the traced run, too: its test
-kills it, or it ends by ``os._exit`` (``multiprocessing``).
+What was not seen to end well did not. A pytest process ends well if its last hook returned, its
+trace has an end, and it ended with the exit status of its session. A process that ended in the
+middle of a test needs no reason here: the test's outcome says so. A child may end without a word if
+it did so in the traced run, too: its test kills it, or it ends by ``os._exit``
+(``multiprocessing``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the rounds of a session: how long one may be silent, what each is for, how it ended."""
+"""One session of rounds: when a round hangs (verify.timeout, else 300 s), what of it is shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 
 from pytest_negativa.errors import refusing
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
-from pytest_negativa.models.round import RoundKind
+from pytest_negativa.models.round import MOST_RERUNS, RoundKind, seconds_of_reruns
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import path_for_people, printable
@@ -16,17 +16,12 @@ from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.outcomes import EndedTests, by_nodeid, read_outcomes
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
-from pytest_negativa.verifying.same_outcome import MOST_RERUNS, same_outcome
+from pytest_negativa.verifying.same_outcome import same_outcome
 
 # A program that starts or ends no test for five times the longest pause of the traced run hangs.
 # pytest removes old temporary folders at the end of a session, which may take minutes.
 _LEAST_SILENCE = 300.0
 _TIMES_SILENCE = 5.0
-
-# For as long as this share of the traced session, or of a minute, tests that differ are repeated
-# if the user gives no number. With trace and proof, that is 2.4 times the tests' own time.
-_REPEATING = 0.4
-_LEAST_REPEATING = 24.0
 
 # Last lines that are shown of the output of a round that did not end as traced.
 _MOST_LINES = 100
@@ -95,7 +90,7 @@ class RoundRunner:
         most = self._settings.verify.rerun
         seconds = None
         if most is None:
-            most, seconds = MOST_RERUNS, max(_LEAST_REPEATING, _REPEATING * self.session.duration)
+            most, seconds = MOST_RERUNS, seconds_of_reruns(self.session.duration)
         round_spec = self.program.new_round(
             kind,
             run,

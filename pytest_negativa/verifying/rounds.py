@@ -1,4 +1,4 @@
-"""Runs the program under proof, round by round, and survives its crashes.
+"""Rounds of the program: starts after a crash (20 rounds at most), which tests are conclusive.
 
 The program is the user's own command, started as it was typed, in the foreground of the
 terminal: ``-s``, ``--pdb`` and Ctrl-C work. If it hangs it is ended, with all that it started.

@@ -1,4 +1,4 @@
-"""Whether the tests used on the copies what they used when traced, and were refused nothing.
+"""The same work as when traced: kernels, images, children, launches, refusals; what may stay.
 
 A test that catches an error and goes on without the GPU passes on broken copies. But then it no
 longer uses code that it used when traced. The union over all processes and rounds is compared: with

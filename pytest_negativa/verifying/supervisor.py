@@ -1,4 +1,4 @@
-"""Traces a program if asked to, verifies the plans of its traced run, and shows the verdict.
+"""The supervisor: traces if asked to, verifies, shows the verdict; why there is no page proof.
 
 ``verifying.rounds.run_all`` decides which tests run again after a crash.
 """

@@ -1,4 +1,4 @@
-"""A traced run, as verification reads it."""
+"""A traced run, as verification reads it: which runs are refused, and the command to verify."""
 
 from __future__ import annotations
 

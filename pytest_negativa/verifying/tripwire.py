@@ -1,4 +1,4 @@
-"""Arms the removed code of copies: whoever touches it needs it, whatever the tests make of it.
+"""The tripwire: which removed code of copies is armed (4,000 holes at most), and its touches.
 
 ``processes/pages.c`` makes whole pages of removed code inaccessible when a process loads a copy,
 and logs the first touch of each. It is armed if no process that goes on as traced reads it: not
@@ -40,7 +40,7 @@ _FILE = struct.Struct("<IIQQq")
 # Regions are aligned; what lies between two of them belongs to nobody. Bytes.
 _MOST_PADDING = 15
 # Holes of all libraries, which are up to two mappings each (sysctl vm.max_map_count: 65,530).
-_MOST_HOLES = 4000
+_MOST_ARMED = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def arm(
             found += ((copy, hole) for hole in holes_in(segments, spans))
     found.sort(key=lambda row: row[1].start - row[1].end)
     holes: dict[str, list[Hole]] = defaultdict(list)
-    for copy, hole in found[:_MOST_HOLES]:
+    for copy, hole in found[:_MOST_ARMED]:
         holes[copy.library.path].append(hole)
     rows = (_pack(copy, sorted(holes.get(copy.library.path, ()))) for copy in overwritten)
     return b"".join(rows), {

@@ -1,4 +1,4 @@
-"""Originals that a process used while the tests ran on the copies: it may have run on them.
+"""Originals in use beside copies: opened, held, twins, lingering; verify.opened_originals.
 
 A process may open one, have it open from before, or map a file with its content, which may have
 another name. Files that are GPU code themselves have no copies: what was opened of them is needed.

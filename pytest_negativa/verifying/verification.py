@@ -1,4 +1,4 @@
-"""A verification: writes the copies of a traced run's plans and runs its tests on them."""
+"""A verification: copies (overwritten or compacted), rounds on them, reruns on the originals."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -26,18 +23,11 @@ from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import NEEDS
-from pytest_negativa.models.verdict import NeededSpan
-from pytest_negativa.models.verdict import ProvedLibrary
-from pytest_negativa.models.verdict import Verdict
-from pytest_negativa.models.verdict import WorkDifference
+from pytest_negativa.models.verdict import NEEDS, NeededSpan, ProvedLibrary, Verdict, WorkDifference
 from pytest_negativa.planning.keep_needed import keep_needed_spans
 from pytest_negativa.processes.auditors import why_unwatchable
-from pytest_negativa.processes.file_users import FileUser
-from pytest_negativa.processes.file_users import processes_with_driver
-from pytest_negativa.processes.file_users import wait_for_users
-from pytest_negativa.processes.open_watch import CopyWatch
-from pytest_negativa.processes.open_watch import OpenWatch
+from pytest_negativa.processes.file_users import FileUser, processes_with_driver, wait_for_users
+from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
 from pytest_negativa.processes.page_watch import watch_pages
 from pytest_negativa.processes.redirect import (
     make_table,
@@ -317,8 +307,7 @@ class Verification:
         """The environment in which touches of GPU code of the originals are recorded."""
         if why_unwatchable() is not None:
             return environ
-        logs = begin_logs(run, Path(self.settings.directory), cpu=False)
-        return {**environ, **watch_environment(environ, logs, only_gpu=True)}
+        return watch_pages(environ, run, Path(self.settings.directory), cpu=False)
 
     def _run(
         self,

@@ -22,14 +22,8 @@ from pytest_negativa.storage.runs import Run
 from tests.support.faults import PlantedFault
 from tests.support.libraries import QUICKSTART_LIBRARY, TESTS
 from tests.support.recordings import Lines, rewrite
-from tests.support.sessions import HEADLINE
-from tests.support.sessions import KERNELS
-from tests.support.sessions import LOADED
-from tests.support.sessions import PROVE_EACH
-from tests.support.sessions import Project
-from tests.support.sessions import used_kernels
-from tests.support.standin.standin_gpu import REGIONS
-from tests.support.standin.standin_gpu import USED
+from tests.support.sessions import HEADLINE, KERNELS, LOADED, PROVE_EACH, Project, used_kernels
+from tests.support.standin.standin_gpu import REGIONS, USED
 from tests.support.verified import VerifiedProject
 
 

@@ -1,9 +1,10 @@
-"""Every module, name and path in docs/architecture.md exists."""
+"""Every module, name and path in docs/architecture.md exists, and its index lists each file."""
 
 from __future__ import annotations
 
 import importlib
 import re
+import subprocess
 
 import pytest
 
@@ -44,6 +45,17 @@ def test_a_name_exists(name: str) -> None:
 )
 def test_a_path_exists(path: str) -> None:
     assert (PACKAGE / path).exists() or (ROOT / path).exists()
+
+
+def test_the_index_has_the_first_line_of_each_source_file() -> None:
+    command = next(c for c in CODE if c.startswith("grep "))
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, check=True)
+    index = dict(line.split(":", 1) for line in done.stdout.decode().splitlines())
+    files = [p for p in PACKAGE.rglob("*") if p.suffix in (".py", ".c", ".h", ".js")]
+    assert index == {
+        str(path.relative_to(ROOT)): path.read_text("utf-8").partition("\n")[0] for path in files
+    }
+    assert not [path for path, line in index.items() if len(line) > 100]
 
 
 def test_the_picture_shows_the_floors_that_imports_keep_to() -> None:

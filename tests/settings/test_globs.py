@@ -14,8 +14,8 @@ from pytest_negativa.models.settings import (
 from pytest_negativa.settings.globs import (
     GlobSet,
     LibraryNames,
+    first_glob,
     is_selected,
-    kept_by,
     matches,
     matches_library,
     unmatched_globs,
@@ -78,14 +78,9 @@ def test_selection(include: tuple[str, ...], exclude: tuple[str, ...], expected:
     assert is_selected(Libraries(include=include, exclude=exclude), TORCH) is expected
 
 
-def test_the_rule_that_keeps_a_library_whole() -> None:
-    assert kept_by((), TORCH) is None
-    assert kept_by(("libcublas.so", "dist:torch", "libtorch*"), TORCH) == (
-        "keep.libraries: dist:torch"
-    )
-    others = Libraries(include=(), exclude=("libtorch*",))
-    assert kept_by((), TORCH, others) == "libraries.include or libraries.exclude"
-    assert kept_by((), CUBLAS, others) is None
+def test_the_first_glob_that_matches_a_library() -> None:
+    assert first_glob((), TORCH) is None
+    assert first_glob(("libcublas.so", "dist:torch", "libtorch*"), TORCH) == "dist:torch"
 
 
 @given(

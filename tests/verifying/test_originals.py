@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
+from pytest_negativa.models.round import MOST_RERUNS
 from pytest_negativa.verifying.judge import TestEvidence, judge_tests, reasons_of_tests
 from pytest_negativa.verifying.same_outcome import (
-    MOST_RERUNS,
     Ends,
     hurried_tests,
     known_of_originals,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_negativa.models.outcomes import Circumstances, SessionResult
-from pytest_negativa.verifying.same_outcome import changes_of_start
+from pytest_negativa.verifying.same_start import changes_of_start
 
 
 def session(**known: Any) -> SessionResult:

@@ -1,5 +1,6 @@
-/* What a process records: a shared mapping of a file of its own, which grows by chunks, and what it
- * could not record. hostcode/page_logs.py describes the format.
+/* The log of a process: a mapped file of its own, which grows by chunks; libraries that are lost.
+ *
+ * hostcode/page_logs.py describes the format.
  */
 #pragma once
 

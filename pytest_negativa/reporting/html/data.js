@@ -1,4 +1,4 @@
-// Reads the page's data: see pack.py for its form.
+// The page's data, unpacked and indexed; reasons in words, short names, templates of kernels.
 
 async function readData() {
   const text = atob(document.getElementById("data").textContent);
@@ -148,7 +148,8 @@ function readable(name) {
 // A kernel's name and template arguments: without return type, parameters and namespaces.
 const shortName = (name) => withoutTypes(readable(name)).replace(/\b(?:\w+::)+(?=[\w{])/g, "").trim() || name;
 
-// What the instantiations of a template share.
+// What the instantiations of a template share: they have one row. planning/by_tests.py, split_signature, has
+// another answer for text: without template arguments, parameters and return type.
 function templateOf(name) {
   const text = readable(name);
   const bare = text.startsWith("void ") ? text.slice(5) : /^[^(]*</.test(text) ? withoutTypes(text) : text;

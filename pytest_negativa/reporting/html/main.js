@@ -1,4 +1,4 @@
-// Addresses (#/kernels?q=gemm) to pages, the theme, and the start.
+// Addresses (#/kernels?q=gemm) to pages; menu, theme, start.
 
 const PAGES = [["", "Overview"], ["libraries", "Libraries"], ["elements", "Elements"], ["kernels", "Kernels"], ["tests", "Tests"]];
 

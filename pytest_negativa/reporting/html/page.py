@@ -1,4 +1,4 @@
-"""Contents of a report to the tables of the HTML report."""
+"""Tables of the HTML report, from a report's contents; at most 150,000 launches."""
 
 from __future__ import annotations
 

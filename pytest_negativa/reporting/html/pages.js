@@ -1,4 +1,6 @@
-// The pages: each function turns the data, and what the address says, into elements.
+// The pages (libraries, elements, kernels, tests); one row for all instantiations of a template.
+//
+// Each function turns the data, and what the address says, into elements.
 
 const num = (column) => ({ kind: "num", ...column });
 const libraryLink = (library) => `#/library/${library}`;

@@ -1,4 +1,4 @@
-"""The HTML report as bytes: template, style, script and data in one file.
+"""The HTML report as one file: template, style, scripts, data, Content-Security-Policy.
 
 The page loads nothing. Its Content-Security-Policy allows the script and the style by their hashes,
 and nothing else (CSP Level 3, "Usage of hash sources").

@@ -1,4 +1,4 @@
-// Small parts that all pages share: elements of the document, figures, pictures.
+// Parts that pages share: elements of the document, formats of figures, bars, charts, heat map.
 
 // Text goes into the document as text alone: names of kernels and tests may hold anything.
 function make(tag, attributes, ...children) {

@@ -1,4 +1,4 @@
-"""Compacts a library: a smaller file without unused GPU code, with every kept byte at its address.
+"""Compaction: zeros leave the file, addresses stay; small gains refused; the certificate.
 
 Compaction takes whole pages of unused code out of the file. It splits the segments around them, so
 their addresses read as zeros and nothing else moves in memory. It also drops symbols and debug

@@ -1,4 +1,4 @@
-"""Cuts pages out of a library: they leave holes, and lie in a spare that the library maps.
+"""Cuts: which pages and sections may leave a library for its spare; libraries refused.
 
 The library keeps every address. Pages that go leave holes in its segments. While ld.so relocates
 the library, a stub (``spare/stub.c``) maps the spare into them; from then on the kernel brings the

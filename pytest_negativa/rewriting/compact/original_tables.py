@@ -1,4 +1,4 @@
-"""The tables of a shared library that is to be compacted, row by row as they are in the file.
+"""Tables of an original, row by row, and which libraries compaction refuses.
 
 What compaction can't handle is refused here, before anything is planned. The program that
 certifies the result (``certify.c``) reads the same tables on its own.

@@ -1,4 +1,4 @@
-"""Decides which pages of a library's file stay, and gives them their new offsets.
+"""Pages of a library that stay, and their new offsets; the largest holes if there are many.
 
 A page's new place is its rank among the pages that stay. So one monotonic map gives the new offset
 of every byte in a segment. Addresses don't change, and offsets stay congruent to them. Bytes

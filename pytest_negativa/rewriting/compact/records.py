@@ -1,4 +1,4 @@
-"""The options and the results of compaction."""
+"""Options and results of compaction; under ``MIN_GAIN`` (65.5 kB) a library stays whole."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.spans import MovedSpan, Span
 from pytest_negativa.rewriting.layout import FileLayout
 from pytest_negativa.spare.note import Note
+
+MIN_GAIN = 64 << 10
+"""Bytes (65.5 kB); a library that would lose less stays whole: that is not worth another file."""
 
 
 class CannotCompactError(ReconstructError):
@@ -43,7 +46,7 @@ class CompactOptions:
     strip: bool = True
     page_size: int | None = None
     max_headers: int = 2000
-    min_gain: int = 64 << 10
+    min_gain: int = MIN_GAIN
     takes_place: bool = False
 
 

@@ -1,4 +1,4 @@
-/* Samples of processes outside of sessions (tracing/command.py), and pauses of a trace. */
+/* Samples of services (one of N processes, for a time): tracing/command.py; pauses of a trace. */
 #pragma once
 
 #include "cupti.h"
