@@ -213,7 +213,7 @@ def test_record_that_was_replaced(
 
     record = site.info / "RECORD"
     newer = record.read_bytes() + b"another.py,,\n"
-    before_each(monkeypatch, records, "path_of", lambda: by_rename(record, newer))
+    before_each(monkeypatch, records, "_update", lambda: by_rename(record, newer))
     with pytest.raises(StoreError) as caught:
         slim(site)
     fault.check(str(caught.value))
