@@ -205,7 +205,8 @@ class CuptiDetector:
     def _take(self, parameters: Any) -> int:
         """Subscribe beside others, or alone where CUPTI is older than 13.3."""
         if hasattr(parameters, "allow_multiple_subscribers"):
-            parameters.allow_multiple_subscribers = 1
+            # cupti-python 13.4 only reads this member.
+            ctypes.memset(parameters.ptr + _SUBSCRIBER_PARAMS_SIZE, 1, 1)
             parameters.struct_size = _SHARING_PARAMS_SIZE
             try:
                 return int(self._cupti.subscribe_v2(self._on_call, None, parameters.ptr))

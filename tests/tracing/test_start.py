@@ -196,26 +196,35 @@ def test_cupti_that_another_tool_detached(tmp_path: Path, fault: PlantedFault) -
 
 # Stands in for a cupti-python that knows of sharing, on a CUPTI of the API version in argv[2].
 _SHARED = """
-import sys, types
+import ctypes, sys, types
 from pathlib import Path
 
 class cuptiError(Exception):
     status = 1
 
 class SubscriberParams:
-    allow_multiple_subscribers = 0
-    ptr = property(lambda self: self)
+    # As in cupti-python, read-only: a byte of the struct.
+    allow_multiple_subscribers = property(lambda self: self.memory[32])
 
-asked = []
+    def __init__(self):
+        self.memory = (ctypes.c_uint8 * 40)()
+        self.ptr = ctypes.addressof(self.memory)
 
-def subscribe_v2(callback, data, params):
+made, asked = [], []
+
+def make_params():
+    made.append(SubscriberParams())
+    return made[-1]
+
+def subscribe_v2(callback, data, pointer):
+    params = made[-1]
     asked.append((params.struct_size, params.allow_multiple_subscribers))
     if params.struct_size == 33 and int(sys.argv[2]) < 130300:
         raise cuptiError("CUPTI_ERROR_INVALID_PARAMETER")
     return 1
 
 cupti = types.SimpleNamespace(
-    SubscriberParams=SubscriberParams,
+    SubscriberParams=make_params,
     subscribe_v2=subscribe_v2,
     unsubscribe=lambda _: None,
     enable_callback=lambda *_: None,
