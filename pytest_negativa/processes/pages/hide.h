@@ -1,5 +1,4 @@
-/* How pages become inaccessible, and where a library that comes has its place.
- */
+/* How pages become inaccessible, and where a library that comes has its place. */
 #pragma once
 
 #include "watched.h"

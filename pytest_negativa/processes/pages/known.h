@@ -1,5 +1,4 @@
-/* Pages that other processes have touched: records as in a log.
- */
+/* Pages that other processes have touched: records as in a log. */
 #pragma once
 
 #include "sections.h"

@@ -1,5 +1,4 @@
-/* What the program does to its own memory, by other versions of libc's functions.
- */
+/* What the program does to its own memory, by other versions of libc's functions. */
 #pragma once
 
 #include "hide.h"

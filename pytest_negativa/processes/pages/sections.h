@@ -1,5 +1,4 @@
-/* Which pages of a library are watched: whole ones of its code, unwind tables and GPU code.
- */
+/* Which pages of a library are watched: whole ones of its code, unwind tables and GPU code. */
 #pragma once
 
 #include "watched.h"

@@ -1,5 +1,4 @@
-/* The libraries whose pages are watched, and what a touch of a page does.
- */
+/* The libraries whose pages are watched, and what a touch of a page does. */
 #pragma once
 
 #include "log.h"
