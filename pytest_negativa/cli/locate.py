@@ -1,4 +1,4 @@
-"""``negativa locate``, and the plan for all commands that end with one; hooks not called."""
+"""``negativa locate``, and the plan of all commands that end with one: no hooks; is it the last?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``negativa lock``: a run to a lock, and a lock that keeps more (misses, other runs)."""
+"""``negativa lock``: a run to a lock (no partial run), and one that keeps more (misses, uses)."""
 
 from __future__ import annotations
 

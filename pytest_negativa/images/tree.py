@@ -1,4 +1,4 @@
-"""Files of a folder, archive or image that are mapped: which kinds, no links out, no mounts.
+"""Files of a folder, archive or image that are mapped: kinds, no links out; Windows's wheels.
 
 Nothing here leaves the tree. No link to a file is followed: the file is either in the tree, and
 found there, or no part of it.

@@ -1,4 +1,4 @@
-"""Files with GPU code of a file, folder or distribution that a user names; Windows's."""
+"""Files with GPU code of a file, folder or distribution that a user names; Windows's, counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``negativa push`` and ``negativa fetch``: manifest last, contents by SHA-256, 8 threads.
+"""The files behind ``negativa push`` and ``fetch``: manifest last, by SHA-256, 8 threads.
 
 A manifest, ``URL/manifest.json``, names the files. Their contents lie beside the folder, by their
 digests, as ``cas/sha256/DIGEST``: folders with equal files share them. The manifest is written

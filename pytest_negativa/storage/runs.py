@@ -1,4 +1,4 @@
-"""The folder of a run: names of files, ids, marks (failed, partial, samples), latest, deletion.
+"""The folder of runs: names of files, marks, latest, fetched runs, the last good one, deletion.
 
 A run's folder, ``.negativa/RUN/``, holds:
 

@@ -1,4 +1,4 @@
-/* The certificate: whether a slim library means the same as its original.
+/* The certificate: a slim library means the same as its original; no relocation lost its target.
  *
  * It trusts no program that made the library, and shares no code with one. It reads the original
  * (or its digest, and puts the original together from library and spare), the slim library, its

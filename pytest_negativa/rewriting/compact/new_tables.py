@@ -1,4 +1,4 @@
-"""Tables of a compacted library: program and section headers, stripped sections, the marker.
+"""Tables of a compacted library: headers, stripped sections, marker; what stands for a moved one.
 
 The program header table comes behind everything that is mapped, in a page of its own. glibc takes
 a table within the last page of a PT_LOAD for mapped. If ld.so clears that page's end, the table is

@@ -1,4 +1,4 @@
-"""Tables of an original, row by row, and which libraries compaction refuses.
+"""Tables of an original, row by row, and which layouts of files compaction refuses.
 
 What compaction can't handle is refused here, before anything is planned. The program that
 certifies the result (``certify.c``) reads the same tables on its own.

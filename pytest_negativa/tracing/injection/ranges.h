@@ -1,4 +1,5 @@
-/* NVTX ranges: nvtx3/nvToolsExt.h, nvtx3/nvtxDetail/nvtxTypes.h. */
+/* NVTX ranges of the test process: 10,000 at most, 32 within another. nvtx3/nvToolsExt.h,
+ * nvtx3/nvtxDetail/nvtxTypes.h. */
 #pragma once
 
 #include "table.h"
