@@ -339,11 +339,11 @@ class Slimmer:
         with refusing(root / task.name, "put back", ReconstructError):
             if spare is not None:
                 rebuild_original(task.source, spare, staged, entry.mtime_ns)
-                return
-            # A kept original may be that of another folder, too, where its attributes were others.
-            like = next((root / name for name in task.slimmed.results), None)
-            # Not a link: a program that writes to the library must not change the kept one.
-            copy_file(task.source, staged, like=like, mtime_ns=entry.mtime_ns)
+            else:
+                # A kept original may be that of another folder, too, with other attributes.
+                like = next((root / name for name in task.slimmed.results), None)
+                # Not a link: a program that writes to the library must not change the kept one.
+                copy_file(task.source, staged, like=like, mtime_ns=entry.mtime_ns)
             if digest_of(staged) != entry.original_sha256:
                 raise ReconstructError(
                     f"{task.source} changed while it was copied; run the command again"
@@ -457,7 +457,9 @@ class Slimmer:
             self._replace(task, places)
         except ReconstructError:
             if not any(is_same_file(state_at(place), FileState.of(status)) for place in places):
-                self._spares |= spares_of([entry])
+                # The library that stays may need that very spare, and be in no manifest.
+                own = {find_spare(task.source)} if task.is_cut else set()
+                self._spares |= spares_of([entry]) - own
                 journal.change(before)
             raise
         return notes

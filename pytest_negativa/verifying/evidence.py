@@ -47,12 +47,14 @@ class LoadEvidence:
         originals: by real path of the original: the process that had the original, in words.
         unsubstituted: by real path of the original: why it can't be substituted here.
         incomplete: why processes may have been missed, or None.
+        untraced: the process that used a copy and the driver without a trace, in words, or None.
     """
 
     copies: Mapping[str, Collection[object]] = field(default_factory=dict)
     originals: Mapping[str, str] = field(default_factory=dict)
     unsubstituted: Mapping[str, str] = field(default_factory=dict)
     incomplete: str | None = None
+    untraced: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +171,7 @@ def gather_loads(
     copies: dict[str, set[object]] = defaultdict(set)
     originals: dict[str, str] = {}
     incomplete: str | None = None
+    untraced: str | None = None
     logged: set[_Program] = set()
     last_traces: dict[tuple[str, int], int] = {}
     for traced in usage.processes:
@@ -197,6 +200,7 @@ def gather_loads(
                 and last_traces.get((result.name, line.pid), -1) < process.started_ns
                 for line in process.lines
             ):
+                untraced = untraced or f"{who}: {_UNTRACED}"
                 problems += [_UNTRACED] if traces_children else []
             if problems and incomplete is None:
                 incomplete = f"{who}: {problems[0]}"
@@ -206,6 +210,7 @@ def gather_loads(
         originals={**mapped, **originals},
         unsubstituted=unsubstituted,
         incomplete=incomplete or unknown or _why_not_logged(usage, logged),
+        untraced=untraced,
     )
 
 

@@ -184,6 +184,8 @@ def _compare_work(
 
 def _why_unlogged(attempt: Attempt) -> dict[str, str]:
     """By real path: why not all is known that a process with the copy asked the driver for."""
+    if (why := attempt.loads.untraced) is not None:
+        return {copy.library.path: why for copy in attempt.reconstruction.libraries}
     users = {used.library.path: used.processes for used in attempt.usage.libraries}
     return {
         copy.library.path: lack.text

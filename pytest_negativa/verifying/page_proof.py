@@ -9,9 +9,7 @@ show nothing else.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 
 from msgspec.structs import replace
 
@@ -27,6 +25,7 @@ from pytest_negativa.models.reconstruction import (
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.spans import minus, size
 from pytest_negativa.models.verdict import PAGE_VERDICT_VERSION, PageVerdict, ProvedPages
+from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import PAGES_SUFFIX, Run, files_in
@@ -156,16 +155,19 @@ class _PageProof(Verification):
         run = self.traced.run
         pages, files = require_usage(run), load_files(run).files
         known = (*files, *_copies_of(files, attempt.reconstruction))
+        rounds = [result.run for result in attempt.all_rounds if result.run.has_pages]
+        found = unite([require_usage(one, known) for one in rounds])
         verdict = judge_pages(
             evidence_of_tests(attempt),
             pages,
-            unite([require_usage(result.run, known) for result in attempt.rounds]),
+            found,
             attempt.all_rounds,
             run_id=run.run_id,
             compares_ends=bool(run.trace_files()),
         )
-        if any(row.missed for row in verdict.libraries):
-            self._add_to_trace(attempt)
+        loaded, traced = ({one.sha256 for one in usage.libraries} for usage in (found, pages))
+        if loaded - traced or any(row.missed for row in verdict.libraries):
+            self._add_to_trace(rounds, attempt.reconstruction)
         write_record(self.record, verdict, indent=1)
         return verdict
 
@@ -174,20 +176,20 @@ class _PageProof(Verification):
             format_version=RECONSTRUCTION_VERSION, root="", fill=FILL, libraries=(), refused={}
         )
 
-    def _add_to_trace(self, attempt: Attempt) -> None:
-        """Add what an attempt touched to the trace of the run.
+    def _add_to_trace(self, rounds: Iterable[Run], reconstruction: Reconstruction) -> None:
+        """Add what rounds touched to the trace of the run.
 
         Raises:
             StoreError: a file can't be read or written.
         """
         run = self.traced.run
         logs, record = run.page_logs, load_files(run)
-        files = (*record.files, *_copies_of(record.files, attempt.reconstruction))
+        files = (*record.files, *_copies_of(record.files, reconstruction))
         write_record(run.page_log_files, replace(record, files=tuple(dict.fromkeys(files))))
-        found = (files_in(result.run.page_logs, PAGES_SUFFIX) for result in attempt.rounds)
         with refusing(logs, "written"):
-            for path in chain.from_iterable(found):
-                shutil.copy2(path, logs)
+            for one in rounds:
+                for path in files_in(one.page_logs, PAGES_SUFFIX):
+                    write_atomically(logs / path.name, path.read_bytes())
 
 
 def _copies_of(files: Iterable[HostFile], reconstruction: Reconstruction) -> Iterator[HostFile]:

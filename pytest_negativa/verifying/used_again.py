@@ -7,12 +7,13 @@ originals it may.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.trace import UNENDED, LibraryUsage, TracedLibrary, Usage
+from pytest_negativa.models.trace import UNENDED, LibraryUsage, TracedLibrary, Usage, UsageWarning
 from pytest_negativa.models.verdict import NeededSpan, WorkDifference, WorkKind
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.keep_needed import iter_removed, of_each_path
@@ -22,11 +23,27 @@ from pytest_negativa.planning.locate import locate_library
 def why_unknown(usage: Usage, traced: Usage) -> str | None:
     """Reason for which tests that ran again may have used more; None if there is none.
 
-    For what the traced run lacked, too, code was kept. What a process that was killed did until
-    then is in its trace.
+    Of libraries for which the traced run lacked the same, code was kept. What a process that was
+    killed did until then is in its trace.
     """
-    known = {UNENDED, *(lack.code for lack in traced.incomplete)}
-    return next((lack.text for lack in usage.incomplete if lack.code not in known), None)
+    codes = {lack.code for lack in traced.incomplete}
+    kept = set(chain.from_iterable(_concerned(traced, lack) for lack in traced.incomplete))
+    unknown = (
+        lack.text
+        for lack in usage.incomplete
+        if lack.code != UNENDED
+        and not (lack.code in codes and kept.issuperset(_concerned(usage, lack)))
+    )
+    return next(unknown, None)
+
+
+def _concerned(usage: Usage, lack: UsageWarning) -> Iterator[str]:
+    """The libraries of the process that lacks something; of no known one: all."""
+    return (
+        used.library.path
+        for used in usage.libraries
+        if lack.process is None or lack.process in used.processes
+    )
 
 
 def used_again(planned: Iterable[AnalyzedLibrary], usage: Usage, ptx: str) -> list[WorkDifference]:

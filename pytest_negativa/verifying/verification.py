@@ -201,7 +201,7 @@ class Verification:
         )
         verdict = judge(attempt) if attempt.plans else None
         missing = verdict.other_work if verdict is not None else ()
-        if verdict is None or not (differing or verdict.proved):
+        if verdict is not None and not (differing or verdict.proved):
             failing = ()
         # With tests that differ, nobody has compared yet what is missing.
         every = bool(missing or differing) and self.traced.is_part and not known
@@ -304,10 +304,10 @@ class Verification:
         return environ
 
     def _watch(self, run: Run, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """The environment in which touches of GPU code of the originals are recorded."""
+        """The environment in which touches of the originals' code are recorded."""
         if why_unwatchable() is not None:
             return environ
-        return watch_pages(environ, run, Path(self.settings.directory), cpu=False)
+        return watch_pages(environ, run, Path(self.settings.directory), cpu=self._cpu)
 
     def _run(
         self,

@@ -17,7 +17,7 @@ from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.runs import Run
 from tests.support.compiling import needs_compiler
 from tests.support.faults import PlantedFault
-from tests.support.paged import compile_paged, functions_in, needs_page_watch
+from tests.support.paged import compile_constants, compile_paged, functions_in, needs_page_watch
 from tests.support.pages import read_page
 from tests.support.sessions import Project, import_path
 from tests.support.verified import VerifiedProject
@@ -381,6 +381,30 @@ def test_a_page_that_is_needed_after_all(
     (kept,) = (one for one in usage.libraries if one.paths[0] == str(library))
     assert covers(kept.touched, *missed[0])
     assert kept.watched_bytes - kept.touched_bytes == row["untouched_bytes"]
+
+
+LATER = """
+import ctypes, os
+from pathlib import Path
+
+
+def test_loads_it_in_the_second_run():
+    ctypes.CDLL(os.environ["LIBRARY"]).in_main()
+    if Path("ran").exists():
+        ctypes.CDLL(os.environ["LATER"])
+    Path("ran").touch()
+"""
+
+
+@pytest.mark.slow
+def test_a_library_that_the_proof_alone_loads_joins_the_run(
+    project: Project, library: Path, tmp_path: Path
+) -> None:
+    later = compile_constants(tmp_path)
+    project.write("test_later.py", LATER)
+    project.pytest("--negativa", "-q", "--negativa-verify", "test_later.py", LATER=str(later))
+    usage = load_touched(project.results / "latest")
+    assert str(later) in [path for one in usage.libraries for path in one.paths]
 
 
 BOTH = f"""

@@ -840,3 +840,20 @@ def test_the_command_tells_where_the_code_lies(site: Made, tmp_path: Path) -> No
     assert [path.name for path in other.iterdir()] == ["plain.so"]
     again = CliRunner().invoke(main, [*arguments, str(site.folder)])
     assert again.exit_code == 0 and "has what was removed" not in again.stderr
+
+
+def test_a_spare_in_use_stays_if_a_library_that_no_manifest_lists_cannot_be_replaced(
+    site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = digests(site.folder)
+    slim(site, tmp_path)
+    (site.folder / MANIFEST_NAME).unlink()
+    with monkeypatch.context() as patch:
+
+        def fail(*_: object) -> None:
+            raise ReconstructError("no space is left")
+
+        patch.setattr(engine, "replace_all", fail)
+        assert slim(site, tmp_path).failed
+    undo_trees((site.folder,))
+    assert digests(site.folder) == before

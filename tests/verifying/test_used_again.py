@@ -98,3 +98,12 @@ def test_lacks_of_the_rerun_count_if_the_trace_had_none_of_the_kind() -> None:
     assert why_unknown(usage_of(incomplete=(killed,)), usage_of()) is None
     assert why_unknown(usage_of(incomplete=(killed, gap)), usage_of()) == "gap"
     assert why_unknown(usage_of(incomplete=(gap,)), usage_of(incomplete=(gap,))) is None
+
+
+def test_a_lack_of_another_process_kept_no_code_of_this_library(library: Path) -> None:
+    usage = used(library)
+    gap = UsageWarning(code="gap", text="gap", process=0)
+    elsewhere = replace(gap, process=1)
+    again = replace(usage, incomplete=(gap,))
+    assert why_unknown(again, replace(usage, incomplete=(gap,))) is None
+    assert why_unknown(again, replace(usage, incomplete=(elsewhere,))) == "gap"
