@@ -477,7 +477,7 @@ def test_a_lock_of_parts_makes_a_library_smaller(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.planted_fault(
     "A session was stopped before its last test, and the plan unites it with others.",
-    says="it left tests out",
+    says="it was interrupted",
 )
 def test_a_session_that_was_stopped_is_repeated_as_a_part(
     tmp_path: Path, fault: PlantedFault
