@@ -22,6 +22,7 @@ from pytest_negativa.models.reconstruction import (
     RECONSTRUCTION_VERSION,
     Reconstruction,
 )
+from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.spans import minus, size
 from pytest_negativa.models.verdict import PAGE_VERDICT_VERSION, PageVerdict, ProvedPages
@@ -155,7 +156,9 @@ class _PageProof(Verification):
         run = self.traced.run
         pages, files = require_usage(run), load_files(run).files
         known = (*files, *_copies_of(files, attempt.reconstruction))
-        rounds = [result.run for result in attempt.all_rounds if result.run.has_pages]
+        # Copies of earlier attempts are gone. What ran again on the originals counts, too.
+        again = (r for r in attempt.all_rounds if r.kind is RoundKind.ORIGINAL and r.run.has_pages)
+        rounds = [result.run for result in (*attempt.rounds, *again)]
         found = unite([require_usage(one, known) for one in rounds])
         verdict = judge_pages(
             evidence_of_tests(attempt),
