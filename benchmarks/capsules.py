@@ -1,4 +1,4 @@
-"""What stays of libraries for sm_100 if one kernel of each region is used, and for capsules alone.
+"""Bytes that stay of libraries for sm_100 with one used kernel in each region; those of capsules.
 
 From sm_100 on, cubins stay whole at kernel granularity, for NVIDIA's linker crashes on others: see
 docs/explanation/limits.md. This trims them all the same, and adds up what they would have.

@@ -224,7 +224,7 @@ class _Project:
 
 
 def _answer(*words: object) -> Any:
-    """What a command of ours prints as JSON."""
+    """The JSON that a negativa command prints."""
     done = subprocess.run([*_NEGATIVA, *map(str, words)], stdout=subprocess.PIPE, check=True)
     return json.loads(done.stdout)
 

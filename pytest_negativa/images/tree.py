@@ -69,7 +69,7 @@ _MAX_LISTS = 1 << 30
 
 @dataclass(slots=True, eq=False)
 class FoundFile:
-    """A file, as far as it is of interest.
+    """A file of a tree: a library, code that a driver loads directly, or a list of packages.
 
     Attributes:
         size: bytes.

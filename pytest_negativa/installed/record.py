@@ -58,7 +58,7 @@ def iter_rows(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def code_lines(text: str) -> dict[str, RecordLine]:
-    """What a RECORD says of the files that may be code, see ``is_code``, by path as it has them.
+    """Rows of a RECORD for files that may be code (``is_code``), by the path in the row.
 
     Raises:
         csv.Error: see ``iter_rows``.

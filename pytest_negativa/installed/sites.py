@@ -74,7 +74,7 @@ class Installed:
 
     @functools.cached_property
     def code_files(self) -> Mapping[str, RecordLine]:
-        """What RECORD says of the files that are GPU code by their names, by path below the site.
+        """Rows of RECORD for files whose names are those of GPU code, by path below the site.
 
         All of them together are one library, see ``models.code_files``.
         """

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
@@ -32,7 +33,7 @@ from pytest_negativa.rewriting.compact.rebuild import rebuild_original
 from pytest_negativa.slimming import slim as engine
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
-from pytest_negativa.slimming.manifest import load_manifest
+from pytest_negativa.slimming.manifest import load_manifest, save_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import (
@@ -857,3 +858,17 @@ def test_a_spare_in_use_stays_if_a_library_that_no_manifest_lists_cannot_be_repl
         assert slim(site, tmp_path).failed
     undo_trees((site.folder,))
     assert digests(site.folder) == before
+
+
+def test_an_original_that_the_manifest_does_not_name_is_not_put_back(
+    site: Made, tmp_path: Path
+) -> None:
+    slim(site, tmp_path)
+    slimmed = digests(site.folder)
+    manifest = load_manifest(site.folder)
+    entry = structs.replace(manifest.slimmed[TWO], original_sha256="0" * 64)
+    manifest.slimmed[TWO] = entry
+    save_manifest(site.folder, manifest, "0" * 16)
+    rows = {row.path: row for row in undo_trees((site.folder,))}
+    assert rows[TWO].status is SlimStatus.FAILED
+    assert digests(site.folder)[TWO] == slimmed[TWO]

@@ -123,7 +123,8 @@ def test_a_process_that_loads_the_driver_and_leaves_no_trace(
     usage = replace(usage_of(), processes=(process,))
     found = gather_loads([result], usage, NO_COPIES, {}).incomplete
     assert (found is not None) == is_lack
-    assert gather_loads([result], usage, NO_COPIES, {}, traces_children=False).incomplete is None
+    without = gather_loads([result], usage, NO_COPIES, {}, traces_children=False)
+    assert without.incomplete is None and (without.untraced is not None) == is_lack
     # A program that it executes keeps its id, not its trace.
     earlier = replace(process, header=replace(traced, pid=7, start_ns=4))
     found = gather_loads([result], replace(usage, processes=(earlier,)), NO_COPIES, {}).incomplete

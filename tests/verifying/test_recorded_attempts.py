@@ -88,6 +88,9 @@ def test_trimmed_cubins_need_the_whole_log_of_the_driver(
     lacking = replace(attempt, usage=structs.replace(attempt.usage, incomplete=(lack,)))
     rows = judging.judge(lacking).libraries
     fault.check(" ".join(row.detail or "" for row in rows))
+    # Children need no trace by trace.children, and yet nobody knows what they asked for.
+    loads = replace(attempt.loads, untraced="a child used the driver")
+    assert not judging.judge(replace(attempt, loads=loads)).proved
     # Whole elements are armed. And what a process did that was killed is in its trace.
     whole = attempt.reconstruction.libraries
     made = structs.replace(
