@@ -407,6 +407,40 @@ def test_a_library_that_the_proof_alone_loads_joins_the_run(
     assert str(later) in [path for one in usage.libraries for path in one.paths]
 
 
+BY_CHANCE = """
+import ctypes, os
+from pathlib import Path
+
+
+def test_fails_twice():
+    runs = len(Path("runs").read_text()) if Path("runs").exists() else 0
+    Path("runs").write_text("x" * (runs + 1))
+    ctypes.CDLL(os.environ["LIBRARY"]).in_main()
+    assert runs >= 2
+    ctypes.CDLL(os.environ["LIBRARY"]).in_thread()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "A test fails by chance when traced and in the proof, before it comes to a page that it needs.",
+    says="keeps 1 page that this run alone touched",
+)
+def test_a_page_that_a_failed_test_needs(
+    project: Project, library: Path, fault: PlantedFault
+) -> None:
+    project.write("test_chance.py", BY_CHANCE)
+    done = project.pytest("--negativa", "-q", "--negativa-verify", "test_chance.py", status=1)
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith(f"{library.name}:"))
+    fault.check(line)
+    (row,) = (
+        one
+        for one in project.latest("cpu-verdict.json")["libraries"]
+        if one["path"] == str(library)
+    )
+    assert functions_in(library, [Span(*span) for span in row["missed"]]) == {"in_thread"}
+
+
 BOTH = f"""
 {ANOTHER}
 
