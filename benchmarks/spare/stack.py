@@ -8,7 +8,8 @@ In the other parts, a copy of the originals and the copy with the default holes 
 - ``import``: the time of an import, with files in the page cache, and with them dropped from it;
   and what of them is there in the end;
 - ``memory``: RSS, PSS and mappings of several processes at once, and the time of a fork;
-- ``touch``: the first read of a page that left, against the original's page fault, warm and cold.
+- ``touch``: the first read of a page that left, against the original's page fault, warm and cold;
+- ``work``: a first pass of ``passes.py`` and later ones, with modules loaded lazily and eagerly.
 
 What a part made stays in the folder of --to, so that a later call goes on. A table ends the output.
 
@@ -20,7 +21,6 @@ arch, where there is no GPU for a lock.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import os
 import shutil
@@ -40,9 +40,12 @@ from pytest_negativa.hostcode.gather import load_touched
 from pytest_negativa.models.spans import intersection, minus, size, union
 from pytest_negativa.slimming.spares import note_of
 
-PARTS = "sizes", "import", "memory", "touch"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from page_cache import cached, drop, warm
+
+PARTS = "sizes", "import", "memory", "touch", "work"
 LEFT_OUT = "libnvrtc", "libnvJitLink"
-COLD_PAIRS, MOST_PAGES, MOST_COLD_PAGES = 3, 4000, 400
+COLD_PAIRS, WORK_PAIRS, MOST_PAGES, MOST_COLD_PAGES = 3, 4, 4000, 400
 WINDOW = 64 << 10  # what the kernel maps around a page
 BEGIN = time.monotonic()
 
@@ -173,9 +176,12 @@ class Stack:
         print(*text.splitlines()[-6:], sep="\n")
         done.touch()
 
-    def start(self, script: str, tree: Path, *words: str) -> subprocess.Popen[str]:
+    def start(
+        self, script: str, tree: Path, *words: str, loading: str = "LAZY"
+    ) -> subprocess.Popen[str]:
         # Each of many processes has few cores.
         environ = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+        environ["CUDA_MODULE_LOADING"] = loading
         return subprocess.Popen(
             [sys.executable, "-c", script, self.arguments.module, *words],
             stdin=subprocess.PIPE,
@@ -196,38 +202,6 @@ def libraries(folder: Path) -> Iterator[Path]:
             with path.open("rb") as file:
                 if file.read(4) == b"\x7fELF":
                     yield path
-
-
-def files(*folders: Path) -> Iterator[Path]:
-    for folder in folders:
-        yield from (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-
-
-def drop(*folders: Path) -> None:
-    """Drop files from the page cache, but for pages that a process has mapped."""
-    os.sync()
-    for path in files(*folders):
-        with path.open("rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def cached(*folders: Path) -> float:
-    """MB that the page cache has of files, by cachestat(2) of Linux 6.5."""
-    call, all_of_it, found = ctypes.CDLL(None).syscall, (ctypes.c_uint64 * 2)(), 0
-    for path in files(*folders):
-        state = (ctypes.c_uint64 * 5)()
-        with path.open("rb") as file:
-            if call(451, file.fileno(), all_of_it, state, 0):
-                return float("nan")
-        found += state[0] * 4096
-    return found / 1e6
-
-
-def warm(*folders: Path) -> None:
-    for path in files(*folders):
-        with path.open("rb", buffering=0) as file:
-            while file.read(16 << 20):
-                pass
 
 
 # ---- Parts; each returns rows of the table ----
@@ -377,6 +351,28 @@ def part_touch(stack: Stack) -> Iterator[tuple[str, str]]:
         )
 
 
+def part_work(stack: Stack) -> Iterator[tuple[str, str]]:
+    stack.prepare()
+    script = Path(__file__).with_name("passes.py").read_text()
+    for loading in ("LAZY", "EAGER"):
+        found: dict[Path, list[list[float]]] = {stack.original: [], stack.slim: []}
+        for turn in range(1 + WORK_PAIRS):
+            for tree in list(found)[:: -1 if turn % 2 else 1]:
+                output, _ = stack.start(script, tree, loading=loading).communicate()
+                # In the first turn, compilers fill their caches.
+                if turn:
+                    found[tree].append([float(word) for word in output.split()])
+        for column, of in enumerate(("first pass", "later passes", "later passes, CPU time")):
+            before, slim = ([row[column] for row in rows] for rows in found.values())
+            ratios = sorted(b / a for a, b in zip(before, slim, strict=True))
+            yield (
+                f"{of}, {loading.lower()}",
+                f"{statistics.median(before) * 1e3:.2f} -> {statistics.median(slim) * 1e3:.2f} ms; "
+                f"ratio {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}, "
+                f"{WORK_PAIRS} pairs)",
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("suite", type=Path)
@@ -394,7 +390,7 @@ def main() -> None:
     table: dict[str, str] = json.loads(known.read_text()) if known.exists() else {}
     for part in arguments.part or PARTS:
         rows = {"sizes": part_sizes, "import": part_import, "memory": part_memory,
-                "touch": part_touch}[part]  # fmt: skip
+                "touch": part_touch, "work": part_work}[part]  # fmt: skip
         for name, text in rows(stack):
             say(f"{name}: {text}")
             table[name] = text

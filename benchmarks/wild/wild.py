@@ -4,8 +4,9 @@ A file in ``projects/`` describes a project: its source, how it is ``installed``
 program), and its ``known_failures``: a part of a test's name or of a reason, and its cause. It runs
 twice without us, and the second counts: the first compiles kernels. Then one command traces and
 proves it with its CPU code. With ``--next``, a copy of the packages is slimmed with a spare by the
-project's lock and trace, and the *next* project of the list runs on it; with ``--misses``, the
-pages that came back are counted, too.
+project's lock and trace, and the *next* project of the list runs on it: with modules loaded lazily
+and eagerly, in one process and with four workers, all at once, here and on the originals. With
+``--misses`` it runs once more, and the pages that came back are counted.
 
 What a project gave is a JSON file in the folder of results, so a list can be run in pieces and on
 several machines. A project that has its file is not run again. Projects share the libraries of the
@@ -32,12 +33,17 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pytest_negativa.storage.runs import Run, RunsFolder
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from page_cache import cached, drop
 
 _PROJECTS = Path(__file__).with_name("projects")
 _NEGATIVA = (sys.executable, "-m", "pytest_negativa")
@@ -117,8 +123,8 @@ class _Project:
         if "program" in self._facts:
             return self._start(step, ["bash", "-c", self._facts["program"]], environ)
         outcomes = self._folder / f"{step}.xml"
-        workers = ["-n", self._facts["workers"]] if "workers" in self._facts else []
-        command = [*_PYTEST, *workers, *self._facts["tests"], f"--junitxml={outcomes}", *flags]
+        flags = (*(["-n", self._facts["workers"]] if "workers" in self._facts else ()), *flags)
+        command = [*_PYTEST, *self._facts["tests"], f"--junitxml={outcomes}", *flags]
         done = self._start(step, command, environ)
         return done | {"outcomes": _outcomes(outcomes)}
 
@@ -187,7 +193,6 @@ class _Project:
             names: of the packages.
             misses: whether to count what came back, which takes time.
         """
-        before = following.plain().get("outcomes", {})
         lock, spare, site = (self._folder / name for name in ("negativa.lock", "spare", "site"))
         site.mkdir()
         installed = Path(sysconfig.get_path("platlib"))
@@ -198,29 +203,71 @@ class _Project:
         run = RunsFolder(self._runs).latest
         pages = "--cpu-pages", run, "--spare", spare, "--spare-never-loaded"
         slim = self._negativa("slim", "--yes", "--lock", lock, *pages, site)
-        logs = self._folder / "misses"
-        shutil.rmtree(logs, ignore_errors=True)
-        environ = {**os.environ, "PYTHONPATH": f"{site}:{os.environ.get('PYTHONPATH', '')}"}
+        facts = {
+            "project": following.name,
+            "slim_seconds": slim["seconds"],
+            "sizes": (size, _size(site)),
+            "spares": [path.stat().st_blocks * 512 for path in spare.rglob("*") if path.is_file()],
+            "ways": following.compare(f"on-{self.name}", site, spare),
+        }
         if misses:
-            environ |= _answer("misses", "--attach-env", logs, "--json")
-        done = following.run(f"on-{self.name}", environ=environ)
-        sizes = size, _size(site)
-        came_back = _answer("misses", "--log", logs, "--json", site)["rows"] if misses else None
+            logs = self._folder / "misses"
+            shutil.rmtree(logs, ignore_errors=True)
+            environ = _on(site) | _answer("misses", "--attach-env", logs, "--json")
+            following.run(f"on-{self.name}-logged", environ=environ)
+            came_back = _answer("misses", "--log", logs, "--json", site)["rows"]
+            facts["misses"] = sum(row["misses"] for row in came_back)
         shutil.rmtree(site)
         shutil.rmtree(spare, ignore_errors=True)
-        after = done.get("outcomes", {})
-        names = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-        return {
-            "project": following.name,
-            "status": done["status"],
-            "plain_status": following.plain()["status"],
-            "slim_seconds": slim["seconds"],
-            "sizes": sizes,
-            "seconds": (following.plain()["seconds"], done["seconds"]),
-            "misses": None if came_back is None else sum(row["misses"] for row in came_back),
-            "tests": len(after),
-            "differing": {name: (before.get(name), after.get(name)) for name in names},
+        return facts
+
+    def compare(self, name: str, site: Path, spare: Path) -> dict[str, Any]:
+        """Run the tests on the originals and on slim packages, in each way.
+
+        Args:
+            name: of the runs.
+            site: the slim packages.
+            spare: the folder of their spares.
+        """
+        counts = (0,) if "program" in self._facts else (0, 4)
+        ways = {
+            loading.lower() + (f", -n {workers}" if workers else ""): (loading, workers)
+            for loading, workers in product(("LAZY", "EAGER"), counts)
         }
+        self._build()
+        drop(spare)
+        with ThreadPoolExecutor(2 * len(ways)) as pool:
+            pending = {
+                (way, place): pool.submit(
+                    self.run,
+                    f"{name}-{place}-{way.replace(', -n ', '-')}",
+                    *("-n", workers),
+                    environ=environ | {"CUDA_MODULE_LOADING": loading},
+                )
+                for place, environ in (("originals", {**os.environ}), ("slim", _on(site)))
+                for way, (loading, workers) in ways.items()
+            }
+            ends = {key: future.result() for key, future in pending.items()}
+        differing = {}
+        for way in ways:
+            before, after = ends[way, "originals"], ends[way, "slim"]
+            tests = before.get("outcomes", {}), after.get("outcomes", {})
+            differing[way] = {
+                name: tuple(found.get(name) for found in tests)
+                for name in sorted({*tests[0], *tests[1]})
+                if tests[0].get(name) != tests[1].get(name)
+            }
+            if before["status"] != after["status"]:
+                differing[way]["status"] = (before["status"], after["status"])
+        return {
+            "tests": {way: len(ends[way, "slim"].get("outcomes", {})) for way in ways},
+            "differing": differing,
+            "spare_bytes_read": round(cached(spare) * 1e6),
+        }
+
+
+def _on(site: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{site}:{os.environ.get('PYTHONPATH', '')}"}
 
 
 def _answer(*words: object) -> Any:
@@ -323,10 +370,13 @@ def _cause(text: str, causes: Mapping[str, str]) -> str:
 
 
 def _describe_next(found: Mapping[str, Any]) -> str:
-    tests = found["tests"] or 1
-    ended_otherwise = found["status"] != found["plain_status"]
-    differing = len(found["differing"]) if found["tests"] else int(ended_otherwise)
-    return f"{found['project']}: {differing} of {tests:,} differ"
+    ways = found["ways"]
+    ends = (
+        f"{way}: {len(differing)} of {ways['tests'][way] or 1:,}"
+        for way, differing in ways["differing"].items()
+    )
+    read = f"{ways['spare_bytes_read'] / 1e6:,.0f} of {sum(found['spares']) / 1e6:,.0f} MB"
+    return f"{found['project']}, tests that differ: {'; '.join(ends)}; read from spares: {read}"
 
 
 def main() -> None:
