@@ -13,10 +13,11 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import PAGE_SIZE, Span, size
 from pytest_negativa.models.trace import Device
 
-VERDICT_VERSION = 8
+VERDICT_VERSION = 9
 """Of ``verdict.json``.
 
-History: 8 gives back elements and cubins as a whole; 7 has ``healed`` for ``healing``, and work
+History: 9 has ``needs`` for ``work``, ``healed`` and ``kept``; 8 gives back elements and cubins as
+a whole; 7 has ``healed`` for ``healing``, and work
 that is not repeated as a kind of its own; 6 has no search in ``healing``; 5 has files that are GPU
 code among ``libraries``, trimmed code by offset, and versions by name; 4 always has
 ``opened_bytes``, without which opened files count as unused; 3 asks other tests, too, for what a
@@ -154,8 +155,8 @@ class TestVerdict(Record, frozen=True, kw_only=True):
         return self.before is not self.after or self.gpu_error is not None or not tolerated
 
 
-class WorkKind(str, enum.Enum):
-    """How the work on the copies differs from the traced run's."""
+class Witness(str, enum.Enum):
+    """What shows a need."""
 
     NOT_USED = "used when traced, but not on the copies"
     NOT_LAUNCHED = "launched when traced, but not on the copies"
@@ -170,44 +171,72 @@ class WorkKind(str, enum.Enum):
     )
 
 
-NEEDS = frozenset({WorkKind.REFUSED, WorkKind.TOUCHED})
+NEEDS = frozenset({Witness.REFUSED, Witness.TOUCHED})
 """What shows by itself that removed code was needed, and which."""
 
-STAYING = frozenset({WorkKind.NOT_REPEATED, WorkKind.USED_AGAIN})
-"""What speaks against nothing, for all that it may need stays."""
+STAYING = frozenset({Witness.NOT_REPEATED, Witness.USED_AGAIN})
+"""What speaks against nothing, for all of the plan that it may need stays."""
+
+_REASONS = {
+    Witness.REFUSED: "the driver refused it to {}",
+    Witness.TOUCHED: "touched on the copies by {}",
+    Witness.USED_AGAIN: "used on the originals by {}, which ran again there",
+    Witness.NOT_REPEATED: (
+        "the copies did not repeat all work, and nothing shows that it needs none of it"
+    ),
+}
 
 
-class WorkDifference(Record, frozen=True, kw_only=True):
-    """A kernel or an image that either run used and the other didn't.
+class Need(Record, frozen=True, kw_only=True):
+    """Code that a process needed, or may need.
 
     Attributes:
-        kind: how the runs differ.
+        witness: what shows it.
         library: real path of the original, or the file name of a library without a copy; None if
             no library is known to hold it.
+        spans: file offsets of it, if they are known: elements, frames, trimmed cubins as a whole.
         image: file offset in hex, or the SHA-256 of an image in memory; None if not known.
         kernel: mangled name of a kernel or variable, or what else was done with the image; None
             for an image whose kernels were not looked up.
         test: the test, or the phase of the session, that used it first or launched it.
         nodeid: the node id of that test, or of the module or class of a fixture.
         note: what else is known of it.
+        kept: whether ``spans`` stay from now on, so that it speaks against nothing.
     """
 
-    kind: WorkKind
+    witness: Witness
     library: str | None = None
+    spans: tuple[Span, ...] = ()
     image: str | None = None
     kernel: str | None = None
-    test: str
+    test: str = ""
     nodeid: str | None = None
     note: str | None = None
+    kept: bool = False
+
+    @property
+    def is_against(self) -> bool:
+        """Whether it speaks against the plan."""
+        return not self.kept and self.witness is not Witness.NOT_REPEATED
+
+    @property
+    def is_healed(self) -> bool:
+        """Whether healing gave it back."""
+        return self.kept and self.witness in NEEDS
 
     @property
     def detail(self) -> str:
-        """What differs, for people."""
+        """What is needed, for people."""
         what = self.kernel or f"the image at {self.image}"
         of = f" of {self.library.rpartition('/')[2]}" if self.library is not None else ""
-        how = "first used in" if self.kind is WorkKind.NOT_USED else "in"
+        how = "first used in" if self.witness is Witness.NOT_USED else "in"
         note = f", {self.note}" if self.note is not None else ""
         return f"{what}{of}, {how} {self.test}{note}"
+
+    @property
+    def reason(self) -> str:
+        """Why it is kept, for people. Locks repeat it, so it names no id of a process."""
+        return _REASONS[self.witness].format(self.nodeid or "a process")
 
 
 class RoundFacts(Record, frozen=True, kw_only=True):
@@ -230,36 +259,6 @@ class RoundFacts(Record, frozen=True, kw_only=True):
     seconds: float
 
 
-class NeededSpan(Record, frozen=True, kw_only=True):
-    """What healing gave back: an element, a frame, or a trimmed cubin as a whole.
-
-    Attributes:
-        library: real path.
-        start, end: file offsets, as in the plan.
-        test: the node id of the test that was refused it or touched it; ``a process`` if none is
-            known.
-        found_by: a process touched it, the driver refused it, a test used it that ran again on the
-            originals, or the copies did not repeat what may have needed it.
-    """
-
-    library: str
-    start: NonNegative
-    end: NonNegative
-    test: str
-    found_by: WorkKind
-
-    @property
-    def detail(self) -> str:
-        """Why it is kept, for people."""
-        if self.found_by is WorkKind.REFUSED:
-            return f"the driver refused it to {self.test}"
-        if self.found_by is WorkKind.TOUCHED:
-            return f"touched on the copies by {self.test}"
-        if self.found_by is WorkKind.USED_AGAIN:
-            return f"used on the originals by {self.test}, which ran again there"
-        return "the copies did not repeat all work, and nothing shows that it needs none of it"
-
-
 class Verdict(Versioned, Record, frozen=True, kw_only=True):
     """What a verification showed. The record can be kept as evidence.
 
@@ -280,12 +279,11 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
             files that no process opened.
         tests: of both runs.
         rounds: every start of the program.
-        healed: what healing gave back; None without it, or if nothing had to be healed.
         changes: what the tests were started with otherwise than when traced.
-        work: what the tests used otherwise than when traced; if their outcomes differ, only what
-            the driver refused.
-        kept: what of the plan is not proved and stays, for work that was not repeated, and for what
-            tests used that ran again.
+        needs: what the tests need, or used otherwise than when traced; if their outcomes differ,
+            only what was refused or touched. What is ``kept`` of the plan is not proved: healing
+            gave it back, work may need it that was not repeated, or tests used it that ran again.
+        healing: whether what was refused or touched was given back.
         parts: ids of the runs that were proved, if ``run_id`` unites several.
     """
 
@@ -304,10 +302,9 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
     libraries: tuple[ProvedLibrary, ...]
     tests: tuple[TestVerdict, ...]
     rounds: tuple[RoundFacts, ...]
-    healed: tuple[NeededSpan, ...] | None = None
     changes: tuple[str, ...] = ()
-    work: tuple[WorkDifference, ...] = ()
-    kept: tuple[NeededSpan, ...] = ()
+    needs: tuple[Need, ...] = ()
+    healing: bool = False
     parts: tuple[str, ...] = ()
 
     def row_of(self, path: str) -> ProvedLibrary | None:
@@ -320,9 +317,9 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
         return tuple(t for t in self.tests if t.differs and not t.flaky)
 
     @property
-    def other_work(self) -> tuple[WorkDifference, ...]:
-        """Differences in the work that speak against the plan."""
-        return tuple(d for d in self.work if d.kind not in STAYING)
+    def unmet(self) -> tuple[Need, ...]:
+        """Needs that speak against the plan."""
+        return tuple(need for need in self.needs if need.is_against)
 
     @property
     def unused_bytes(self) -> int:

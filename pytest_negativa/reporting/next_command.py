@@ -45,4 +45,4 @@ def next_command(run: Run) -> str:
         return f"{verify} for each run that is not proved, then negativa combine"
     if verdict is None:
         return verify
-    return heal if verdict.healed is None else trace
+    return trace if verdict.healing else heal

@@ -12,6 +12,7 @@ from pytest_negativa.models.settings import Reports
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.verdict import (
     FLAKY_RULE,
+    STAYING,
     TESTS_DIFFER,
     AspectChange,
     LibraryStatus,
@@ -20,7 +21,7 @@ from pytest_negativa.models.verdict import (
     ProvedPages,
     TestVerdict,
     Verdict,
-    WorkKind,
+    Witness,
 )
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import itemize, printable
@@ -44,16 +45,18 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
         f"Flaky ({FLAKY_RULE}):", [test for test in verdict.tests if test.differs and test.flaky]
     )
     spell = demangle if options.demangle else str
-    for kind in WorkKind:
+    for witness in Witness:
         details = [
-            (one if one.kernel is None else replace(one, kernel=spell(one.kernel))).detail
-            for one in verdict.work
-            if one.kind is kind
+            replace(need, kernel=need.kernel and spell(need.kernel)).detail
+            for need in verdict.needs
+            if need.witness is witness and need.test and not need.is_healed
         ]
-        yield from itemize(f"{kind.value}:".capitalize(), details, most=_MAX_TESTS)
+        yield from itemize(f"{witness.value}:".capitalize(), details, most=_MAX_TESTS)
     healed = (
-        f"{Path(span.library).name} [{span.start:#x}, {span.end:#x}): {span.detail}"
-        for span in verdict.healed or ()
+        f"{Path(need.library or '').name} [{span.start:#x}, {span.end:#x}): {need.reason}"
+        for need in verdict.needs
+        for span in need.spans
+        if need.is_healed
     )
     yield from itemize("Healing kept, from now on:", healed)
     yield from itemize("Witnesses:", _witnesses(verdict) if verdict.proved else ())
@@ -140,8 +143,9 @@ def _witnesses(verdict: Verdict) -> Iterator[str]:
         )
     else:
         yield "touches: no removed code was watched"
+    stays = any(need.witness in STAYING for need in verdict.needs)
     repeated = "what the traced run used was used on the copies"
-    yield f"the same work: {repeated}{', or stays whole' if verdict.work else ''}"
+    yield f"the same work: {repeated}{', or stays whole' if stays else ''}"
     outcomes = "all as in the traced run"
     if any(t.differs for t in verdict.tests):
         outcomes += ", but for flaky tests"

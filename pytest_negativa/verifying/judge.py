@@ -22,17 +22,17 @@ from pytest_negativa.models.spans import Span, intersection, size, union
 from pytest_negativa.models.trace import UNENDED
 from pytest_negativa.models.verdict import (
     NEEDS,
-    STAYING,
     TESTS_DIFFER,
     VERDICT_VERSION,
     LibraryStatus,
+    Need,
     ProvedLibrary,
     RoundFacts,
     TestVerdict,
     Verdict,
-    WorkDifference,
-    WorkKind,
+    Witness,
 )
+from pytest_negativa.planning.keep_needed import of_each_path
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.verifying.evidence import (
@@ -62,7 +62,6 @@ from pytest_negativa.verifying.same_work import (
     without,
     work_of_part,
 )
-from pytest_negativa.verifying.used_again import spans_of
 
 _UNWATCHED = (
     "the traced run did not watch GPU code, so nothing shows what the missing work may need; if "
@@ -85,23 +84,22 @@ def judge(attempt: Attempt) -> Verdict:
     work = _compare_work(attempt, flaky, as_started=not changes, needs_only=bool(reasons))
     if attempt.usage.loads_eagerly and not traced.usage.loads_eagerly:
         # Such a process asks for every kernel of what it loads, and swallows the driver's errors.
-        work = tuple(d for d in work if d.kind not in NEEDS)
+        work = tuple(d for d in work if d.witness not in NEEDS)
         reasons.append(
             "the copies ran with CUDA_MODULE_LOADING=EAGER, and the trace did not: that compares "
             "outcomes, and proves nothing; prove with lazy loading, or trace eagerly, too"
         )
-    kept = (*what_stays(attempt, work), *spans_of(attempt.again, attempt.plans))
-    kept = tuple({(span.library, span.start): span for span in kept}.values())
+    kept = (*what_stays(attempt, work), *attempt.again)
+    kept = of_each_path(kept, [plan.library for plan in attempt.plans])
     attempt = without(attempt, kept)
-    work += attempt.again
-    against = [d for d in work if d.kind not in STAYING]
+    against = [need for need in work if need.is_against]
     reasons += reasons_of_work(against, attempt.usage)
     if changes and against:
         reasons.append(
             f"the tests were started otherwise than when traced ({'; '.join(changes)}); start them "
             "alike, or trace again"
         )
-    elif against and not traced.usage.is_witness and all(d.kind not in NEEDS for d in against):
+    elif against and not traced.usage.is_witness and all(d.witness not in NEEDS for d in against):
         reasons.append(_UNWATCHED)
     libraries = tuple(
         judge_libraries(
@@ -144,8 +142,7 @@ def judge(attempt: Attempt) -> Verdict:
         tests=verdicts,
         rounds=tuple(map(facts_of, attempt.all_rounds)),
         changes=changes,
-        work=work,
-        kept=kept,
+        needs=(*work, *kept),
     )
 
 
@@ -155,7 +152,7 @@ def _compare_work(
     *,
     as_started: bool,
     needs_only: bool,
-) -> tuple[WorkDifference, ...]:
+) -> tuple[Need, ...]:
     places = Places(attempt.reconstruction)
     sessions = commands_of(attempt.traced, attempt.all_rounds)
     traced = Work.of(attempt.traced.usage, places, sessions)
@@ -167,19 +164,21 @@ def _compare_work(
         *compare_work(traced, copies, flaky, launches=attempt.compare_launches),
         *refused_work(traced, copies),
     )
-    refused = {(d.library, d.image) for d in work if d.kind is WorkKind.REFUSED}
+    refused = {(d.library, d.image) for d in work if d.witness is Witness.REFUSED}
     # To refuse a kernel, the driver read the headers of its region; the refusal says more.
-    work += tuple(d for d in attempt.touches.work if (d.library, d.image) not in refused)
+    work += tuple(d for d in attempt.touches.needs if (d.library, d.image) not in refused)
     if needs_only:
-        work = tuple(d for d in work if d.kind in NEEDS)
+        work = tuple(d for d in work if d.witness in NEEDS)
     work = name_holders(work, attempt.traced.planned)
     # The traced run is a witness if it watched pages, loaded GPU code lazily, was traced to its
     # end, and was started as the tests on the copies were. Then such work speaks against nothing.
     if as_started and attempt.traced.usage.is_witness:
-        work = tuple(d if d.kind in NEEDS else replace(d, kind=WorkKind.NOT_REPEATED) for d in work)
+        work = tuple(
+            d if d.witness in NEEDS else replace(d, witness=Witness.NOT_REPEATED) for d in work
+        )
     planned = {plan.library.path for plan in attempt.plans}
     # Programs ask the driver for code of their own that is not there, too.
-    return tuple(d for d in work if d.kind is not WorkKind.REFUSED or d.library in planned)
+    return tuple(d for d in work if d.witness is not Witness.REFUSED or d.library in planned)
 
 
 def _why_unlogged(attempt: Attempt) -> dict[str, str]:

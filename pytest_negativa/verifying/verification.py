@@ -23,8 +23,8 @@ from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import NEEDS, NeededSpan, ProvedLibrary, Verdict, WorkDifference
-from pytest_negativa.planning.keep_needed import keep_needed_spans
+from pytest_negativa.models.verdict import NEEDS, STAYING, Need, ProvedLibrary, Verdict
+from pytest_negativa.planning.keep_needed import keep_needed
 from pytest_negativa.processes.auditors import why_unwatchable
 from pytest_negativa.processes.file_users import FileUser, processes_with_driver, wait_for_users
 from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
@@ -117,7 +117,7 @@ class Verification:
         self._unopened = [path for plan in traced.files for path in unused_paths(plan)]
         self._originals: Ends = {}
         self._repeated: Usage | None = None
-        self._again: list[WorkDifference] = []
+        self._again: list[Need] = []
         self._held: tuple[tuple[str, FileUser], ...] = ()
         # By path: the original.
         self._copy_files: Mapping[str, str] = {}
@@ -200,13 +200,13 @@ class Verification:
             for choose in (undecided_tests, accepted_failures)
         )
         verdict = judge(attempt) if attempt.plans else None
-        missing = verdict.other_work if verdict is not None else ()
+        missing = verdict.unmet if verdict is not None else ()
         if verdict is not None and not (differing or verdict.proved):
             failing = ()
         # With tests that differ, nobody has compared yet what is missing.
         every = bool(missing or differing) and self.traced.is_part and not known
         again = tuple(dict.fromkeys((*differing, *failing)))
-        if verify.rerun == 0 or not (again or every) or any(d.kind in NEEDS for d in missing):
+        if verify.rerun == 0 or not (again or every) or any(d.witness in NEEDS for d in missing):
             return attempt
         why = (
             "the copies left out work of the traced run"
@@ -379,14 +379,15 @@ class Verification:
         """Write ``verdict.json``, and into the run's plans what stays."""
         write_record(self.folder.verdict_file, verdict, indent=1)
         write_record(self.record, verdict, indent=1)
-        if verdict.proved and verdict.kept:
-            self.keep(verdict.kept)
+        kept = [need for need in verdict.needs if need.kept and need.witness in STAYING]
+        if verdict.proved and kept:
+            self.keep(kept)
 
-    def keep(self, spans: Collection[NeededSpan]) -> None:
+    def keep(self, needs: Collection[Need]) -> None:
         """Write into the run's plans that this code stays, also if they are made again."""
         run = self.traced.run
-        save_healed(run, (*load_healed(run), *spans))
-        save_plans(run, [keep_needed_spans(plan, spans) for plan in load_plans(run)])
+        save_healed(run, (*load_healed(run), *needs))
+        save_plans(run, [keep_needed(plan, needs) for plan in load_plans(run)])
 
     @cached_property
     def _unsubstituted(self) -> Mapping[str, str]:

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.combine import choose_parts, copy_traces, read_part
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.settings import FailureMode
-from pytest_negativa.models.verdict import NeededSpan, WorkKind
+from pytest_negativa.models.spans import Span
+from pytest_negativa.models.verdict import Need, Witness
 from pytest_negativa.planning.keep_needed import of_each_path
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.runs import MarkKind, Run, find_traces
@@ -62,7 +63,7 @@ def test_what_healing_gave_back_is_kept_at_each_path_of_the_library(tmp_path: Pa
         replace(used.library, path=path, sha256=digest)
         for path, digest in (("/a", "1"), ("/b", "1"), ("/a", "2"), ("/c", "2"), ("/d", "3"))
     ]
-    span = NeededSpan(library="/a", start=1, end=2, test="test_a", found_by=WorkKind.TOUCHED)
+    span = Need(library="/a", spans=(Span(1, 2),), nodeid="test_a", witness=Witness.TOUCHED)
     gone = replace(span, library="/gone")
     found = of_each_path([span, gone, span], libraries)
     assert [one.library for one in found] == ["/a", "/b", "/c", "/gone"]

@@ -37,7 +37,7 @@ def test_from_trace_to_lock(run: Run) -> None:
     verdict = verdict_of(status=LibraryStatus.NOT_PROVED)
     write_record(run.verdict_file, verdict)
     assert next_line(run) == "Next: negativa verify --heal"
-    write_record(run.verdict_file, msgspec.structs.replace(verdict, healed=()))
+    write_record(run.verdict_file, msgspec.structs.replace(verdict, healing=True))
     assert next_line(run) == "Next: negativa trace"
     write_record(run.verdict_file, verdict_of())
     assert next_line(run) == "Next: negativa lock"

@@ -23,9 +23,9 @@ from pytest_negativa.models.trace import EAGER_LOADING, FirstUse, Refusal, Usage
 from pytest_negativa.models.verdict import (
     TESTS_DIFFER,
     LibraryStatus,
+    Need,
     ProvedLibrary,
-    WorkDifference,
-    WorkKind,
+    Witness,
 )
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.runs import Run
@@ -353,12 +353,12 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     first = FirstUse(process=0, context=0, time_ns=0)
     refusal = Refusal(call="c", code=500, first=first, path=path, offset=64, name="k")
     refusing = replace_fields(attempt.usage, refusals=(refusal,))
-    kind, image = WorkKind.TOUCHED, "0x40"
-    touch = WorkDifference(kind=kind, library=path, image=image, test="t", nodeid="t")
+    witness, image = Witness.TOUCHED, "0x40"
+    touch = Need(witness=witness, library=path, image=image, test="t", nodeid="t")
     touched = replace(attempt, touches=Touches((touch,)))
-    assert [d.kind for d in judge(touched).work] == [WorkKind.TOUCHED]
+    assert [d.witness for d in judge(touched).needs] == [Witness.TOUCHED]
     both = judge(replace(touched, usage=refusing))
-    assert [d.kind for d in both.work] == [WorkKind.REFUSED] and not both.proved
+    assert [d.witness for d in both.needs] == [Witness.REFUSED] and not both.proved
 
     # Tests that are started otherwise may do other work.
     traced, first_round = attempt.traced, attempt.rounds[0]
@@ -410,8 +410,8 @@ def test_a_trace_that_watched_is_a_witness_of_work_that_is_missing(
     traced = replace(attempt.traced, planned=(planned,), usage=usage)
     attempt = replace(attempt, traced=traced, usage=replace_fields(usage, libraries=(lacking,)))
     verdict = judge(attempt)
-    assert verdict.proved and {w.kind for w in verdict.work} == {WorkKind.NOT_REPEATED}
-    assert {(span.start, span.end) for span in verdict.kept} == {
+    assert verdict.proved and {w.witness for w in verdict.needs} == {Witness.NOT_REPEATED}
+    assert {span for need in verdict.needs for span in need.spans if need.kept} == {
         (d.start, d.end) for d in plan.decisions if not d.kept and covers([first], d.start, d.end)
     }
     [row] = verdict.libraries
@@ -429,5 +429,5 @@ def test_a_trace_that_watched_is_a_witness_of_work_that_is_missing(
     ):
         rounds = (replace(attempt.rounds[0], session=other),)
         doubted = judge(replace(attempt, traced=no_witness, rounds=rounds))
-        assert not doubted.proved and doubted.kept == ()
-        assert all(w.kind is WorkKind.NOT_USED for w in doubted.work)
+        assert not doubted.proved and not any(need.kept for need in doubted.needs)
+        assert all(w.witness is Witness.NOT_USED for w in doubted.needs)
