@@ -23,7 +23,6 @@ from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import UNENDED
 from pytest_negativa.models.verdict import Need
-from pytest_negativa.planning.keep_needed import of_each_path
 from pytest_negativa.reporting.formats import render_to_screen
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_warning
@@ -91,8 +90,7 @@ def plan_and_report(
         )
         if healed:
             # In whatever order the parts are given.
-            ordered = sorted(healed, key=repr)
-            save_healed(run, of_each_path(ordered, (used.library for used in usage.libraries)))
+            save_healed(run, sorted(healed, key=repr))
         contents = plan_run(
             usage,
             settings,

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.hostcode import Processor
-from pytest_negativa.models.library import LibraryFile
+from pytest_negativa.models.library import LibraryFile, LibraryIdentity
 from pytest_negativa.models.outcomes import Aspect, Outcome
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.spans import PAGE_SIZE, Span, size
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device
 
 VERDICT_VERSION = 9
 """Of ``verdict.json``.
 
-History: 9 has ``needs`` for ``work``, ``healed`` and ``kept``; 8 gives back elements and cubins as
-a whole; 7 has ``healed`` for ``healing``, and work
-that is not repeated as a kind of its own; 6 has no search in ``healing``; 5 has files that are GPU
+History: 9 has ``needs`` for ``work``, ``healed`` and ``kept``, and ``cpu``; 8 gives back elements
+and cubins as a whole; 7 has ``healed`` for ``healing``, and work that is not repeated as a kind of
+its own; 6 has no search in ``healing``; 5 has files that are GPU
 code among ``libraries``, trimmed code by offset, and versions by name; 4 always has
 ``opened_bytes``, without which opened files count as unused; 3 asks other tests, too, for what a
 flaky test used first; 2 renames ``why`` to ``detail`` and ``reason``, and adds ``work``; 1 is the
@@ -40,6 +40,7 @@ class LibraryStatus(str, enum.Enum):
     NOT_PROVED = "not proved"
     NOT_SUBSTITUTED = "not substituted"
     NOTHING_UNUSED = "nothing unused"
+    NOT_LOADED = "not loaded"
 
 
 class ProvedLibrary(LibraryFile, frozen=True, kw_only=True):
@@ -169,6 +170,7 @@ class Witness(str, enum.Enum):
     USED_AGAIN = (
         "used on the originals alone, by tests that failed or differed and ran again: it stays"
     )
+    TOUCHED_AGAIN = "touched by the second watched run alone: it stays"
 
 
 NEEDS = frozenset({Witness.REFUSED, Witness.TOUCHED})
@@ -194,7 +196,9 @@ class Need(Record, frozen=True, kw_only=True):
         witness: what shows it.
         library: real path of the original, or the file name of a library without a copy; None if
             no library is known to hold it.
-        spans: file offsets of it, if they are known: elements, frames, trimmed cubins as a whole.
+        sha256: of the library, if ``spans`` are kept: they are at each path of the same content.
+        spans: file offsets of it, if they are known: elements, frames, trimmed cubins as a whole,
+            pages of CPU code.
         image: file offset in hex, or the SHA-256 of an image in memory; None if not known.
         kernel: mangled name of a kernel or variable, or what else was done with the image; None
             for an image whose kernels were not looked up.
@@ -206,6 +210,7 @@ class Need(Record, frozen=True, kw_only=True):
 
     witness: Witness
     library: str | None = None
+    sha256: str | None = None
     spans: tuple[Span, ...] = ()
     image: str | None = None
     kernel: str | None = None
@@ -213,6 +218,10 @@ class Need(Record, frozen=True, kw_only=True):
     nodeid: str | None = None
     note: str | None = None
     kept: bool = False
+
+    def is_of(self, library: LibraryIdentity) -> bool:
+        """Whether it is of a library, at this path or another one."""
+        return self.library == library.path or self.sha256 == (library.sha256 or "")
 
     @property
     def is_against(self) -> bool:
@@ -259,6 +268,32 @@ class RoundFacts(Record, frozen=True, kw_only=True):
     seconds: float
 
 
+class CpuProof(Record, frozen=True, kw_only=True):
+    """What a second watched run of the tests shows of CPU code.
+
+    Attributes:
+        proved: no test needs an untouched page, on this CPU.
+        reasons: why it is not proved; empty if it is.
+        processor: the CPU of the proof.
+        limits: what the proof does not cover, a sentence each.
+        libraries: those that were watched when traced. Their code is in whole pages, and what no
+            process touched, traced or in the proof, is unused.
+        tests: those that ended otherwise.
+    """
+
+    proved: bool
+    reasons: tuple[str, ...]
+    processor: Processor
+    limits: tuple[str, ...]
+    libraries: tuple[ProvedLibrary, ...]
+    tests: tuple[TestVerdict, ...]
+
+    @property
+    def covered(self) -> tuple[ProvedLibrary, ...]:
+        """The libraries that the proof is about."""
+        return tuple(r for r in self.libraries if r.status is not LibraryStatus.NOT_LOADED)
+
+
 class Verdict(Versioned, Record, frozen=True, kw_only=True):
     """What a verification showed. The record can be kept as evidence.
 
@@ -285,6 +320,8 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
             gave it back, work may need it that was not repeated, or tests used it that ran again.
         healing: whether what was refused or touched was given back.
         parts: ids of the runs that were proved, if ``run_id`` unites several.
+        cpu: what is known of CPU code, if it was to be proved. Without a plan of GPU code, it alone
+            decides what is proved.
     """
 
     run_id: str
@@ -306,6 +343,12 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
     needs: tuple[Need, ...] = ()
     healing: bool = False
     parts: tuple[str, ...] = ()
+    cpu: CpuProof | None = None
+
+    @property
+    def proves_cpu(self) -> bool:
+        """Whether CPU code is proved, too."""
+        return self.cpu is not None and self.cpu.proved
 
     def row_of(self, path: str) -> ProvedLibrary | None:
         """The row of the library with this real path."""
@@ -325,61 +368,3 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
     def unused_bytes(self) -> int:
         """Bytes that the plans of all libraries call unused."""
         return sum(row.unused_bytes for row in self.libraries)
-
-
-PAGE_VERDICT_VERSION = 3
-"""Of ``cpu-verdict.json``. History: 3 claims no missed page, and none is a reason against it;
-2 has no processes of a library; 1 is the first."""
-
-
-class ProvedPages(Record, frozen=True, kw_only=True):
-    """One library in the proof of CPU code.
-
-    Attributes:
-        path: real path.
-        sha256: of the file.
-        untouched_bytes: code that no process touched, traced or in the proof.
-        missed: file offsets of pages that the proof alone touched; they joined the traced run.
-        detail: why it is not proved; None if it is.
-        left_out: whether the verdict says nothing of it.
-    """
-
-    path: str
-    sha256: str
-    untouched_bytes: NonNegative
-    missed: tuple[Span, ...]
-    detail: str | None
-    left_out: bool = False
-
-    @property
-    def missed_pages(self) -> int:
-        return size(self.missed) // PAGE_SIZE
-
-
-class PageVerdict(Versioned, Record, frozen=True, kw_only=True):
-    """Verdict of a second run of the tests that traces CPU code.
-
-    Attributes:
-        run_id: the traced run.
-        proved: no test needs an untouched page, on this CPU.
-        reasons: why it is not proved; empty if it is.
-        processor: the CPU of the proof.
-        limits: what the proof does not cover, a sentence each.
-        libraries: those with untouched pages.
-        tests: of both runs.
-        rounds: every start of the program.
-    """
-
-    run_id: str
-    proved: bool
-    reasons: tuple[str, ...]
-    processor: Processor
-    libraries: tuple[ProvedPages, ...]
-    tests: tuple[TestVerdict, ...]
-    rounds: tuple[RoundFacts, ...]
-    limits: tuple[str, ...] = ()
-
-    @property
-    def covered(self) -> tuple[ProvedPages, ...]:
-        """The libraries that the verdict is about."""
-        return tuple(row for row in self.libraries if not row.left_out)

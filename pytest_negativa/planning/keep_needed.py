@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 
 from msgspec.structs import replace
 
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.library import Element, LibraryIdentity, LibraryMap
+from pytest_negativa.models.library import Element, LibraryMap
 from pytest_negativa.models.plan import KeepReason, LibraryPlan, UnusedReason
-from pytest_negativa.models.trace import TracedLibrary
 from pytest_negativa.models.verdict import Need
 
 
@@ -35,7 +33,9 @@ def find_needed(planned: Iterable[AnalyzedLibrary], needs: Collection[Need]) -> 
             images = {hex(start)} if start in other else {hex(start), hex(block.anchor), None}
             for need in named:
                 if need.image in images and (need.kernel is None or need.kernel in names):
-                    yield replace(need, spans=(block.payload,), kept=True)
+                    yield replace(
+                        need, sha256=plan.library.sha256, spans=(block.payload,), kept=True
+                    )
                     break
 
 
@@ -45,7 +45,7 @@ def keep_needed(plan: LibraryPlan, needs: Iterable[Need]) -> LibraryPlan:
     A cubin that lost the wrong function was another program to the driver, so it gets all of them
     back. Needs of other libraries are ignored.
     """
-    own = (need for need in needs if need.library == plan.library.path)
+    own = (need for need in needs if need.is_of(plan.library))
     why = {span.start: need.reason for need in own for span in need.spans}
     return replace(
         plan,
@@ -57,24 +57,3 @@ def keep_needed(plan: LibraryPlan, needs: Iterable[Need]) -> LibraryPlan:
         ),
         trimmed=tuple(cubin for cubin in plan.trimmed if cubin.start not in why),
     )
-
-
-def of_each_path(
-    needs: Iterable[Need], libraries: Iterable[LibraryIdentity | TracedLibrary]
-) -> tuple[Need, ...]:
-    """The needs, and the same ones of other paths with the same content: that is one library.
-
-    Args:
-        needs: of known libraries.
-        libraries: all of them; a path may have had several contents.
-    """
-    known = {(one.path, one.sha256) for one in libraries if one.sha256 is not None}
-    alike: defaultdict[str | None, set[str]] = defaultdict(set)
-    for path, sha256 in known:
-        alike[path].update(other for other, same in known if same == sha256)
-    of_all = [
-        replace(need, library=path)
-        for need in needs
-        for path in sorted({need.library or "", *alike[need.library]})
-    ]
-    return tuple({(need.library, need.spans): need for need in of_all}.values())

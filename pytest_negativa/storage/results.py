@@ -25,10 +25,8 @@ from pytest_negativa.models.report import REPORT_VERSION, RunReport
 from pytest_negativa.models.snapshot import SNAPSHOT_VERSION, Snapshot
 from pytest_negativa.models.trace import DIGESTS_VERSION, USAGE_VERSION, TracedLibrary, Usage
 from pytest_negativa.models.verdict import (
-    PAGE_VERDICT_VERSION,
     VERDICT_VERSION,
     Need,
-    PageVerdict,
     Verdict,
 )
 from pytest_negativa.storage.maps import load_map
@@ -322,21 +320,6 @@ def load_verdict(run: Run) -> Verdict | None:
         StoreError: the file can't be read.
     """
     return load_if_there(run.verdict_file, Verdict, VERDICT_VERSION, "a verdict", "verify again")
-
-
-def load_page_verdict(run: Run) -> PageVerdict | None:
-    """The last verdict on the CPU code of a run; None if there is none.
-
-    Raises:
-        StoreError: the file can't be read.
-    """
-    return load_if_there(
-        run.page_verdict_file,
-        PageVerdict,
-        PAGE_VERDICT_VERSION,
-        "a verdict on CPU code",
-        "verify again",
-    )
 
 
 def _load_plan(path: Path) -> LibraryPlan:

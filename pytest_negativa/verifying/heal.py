@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.verdict import NEEDS, Need, Verdict
-from pytest_negativa.planning.keep_needed import find_needed, keep_needed, of_each_path
+from pytest_negativa.planning.keep_needed import find_needed, keep_needed
 from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.verification import Verification
 
@@ -27,12 +27,11 @@ def verify_and_heal(verification: Verification) -> Verdict:
     It ends, since each turn gives back more. The verdict is that of the plans as they are saved.
     """
     planned: Sequence[AnalyzedLibrary] = verification.traced.planned
-    libraries = [one.plan.library for one in planned]
     healed: list[Need] = []
     while True:
         verdict = judge(verification.attempt(planned))
         seen = [need for need in verdict.unmet if need.witness in NEEDS]
-        needed = of_each_path(find_needed(planned, seen), libraries)
+        needed = tuple(find_needed(planned, seen))
         if not needed:
             reasons = verdict.reasons if verdict.proved else (*verdict.reasons, UNNAMED)
             return replace(verdict, needs=(*verdict.needs, *healed), healing=True, reasons=reasons)

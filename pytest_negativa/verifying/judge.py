@@ -6,7 +6,7 @@ touches a file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from types import MappingProxyType
@@ -32,7 +32,6 @@ from pytest_negativa.models.verdict import (
     Verdict,
     Witness,
 )
-from pytest_negativa.planning.keep_needed import of_each_path
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.verifying.evidence import (
@@ -90,7 +89,6 @@ def judge(attempt: Attempt) -> Verdict:
             "outcomes, and proves nothing; prove with lazy loading, or trace eagerly, too"
         )
     kept = (*what_stays(attempt, work), *attempt.again)
-    kept = of_each_path(kept, [plan.library for plan in attempt.plans])
     attempt = without(attempt, kept)
     against = [need for need in work if need.is_against]
     reasons += reasons_of_work(against, attempt.usage)
@@ -116,17 +114,29 @@ def judge(attempt: Attempt) -> Verdict:
         )
     )
     reasons += reasons_of_libraries(libraries, traced.loaded)
-    files = attempt.files
-    if reasons:
-        files = tuple(
-            replace(row, status=LibraryStatus.NOT_PROVED, detail=TESTS_DIFFER)
-            if row.status is LibraryStatus.PROVED
-            else row
-            for row in files
-        )
+    return replace(
+        verdict_of(attempt, tests, reasons),
+        libraries=(*libraries, *(doubt(attempt.files) if reasons else attempt.files)),
+        changes=changes,
+        needs=(*work, *kept),
+    )
+
+
+def doubt(rows: Iterable[ProvedLibrary]) -> tuple[ProvedLibrary, ...]:
+    """The rows if something else speaks against what they prove."""
+    return tuple(
+        replace(row, status=LibraryStatus.NOT_PROVED, detail=TESTS_DIFFER)
+        if row.status is LibraryStatus.PROVED
+        else row
+        for row in rows
+    )
+
+
+def verdict_of(attempt: Attempt, tests: TestEvidence, reasons: Sequence[str]) -> Verdict:
+    """The verdict on an attempt, of which nothing but its tests is judged."""
     return Verdict(
         format_version=VERDICT_VERSION,
-        run_id=traced.run_id,
+        run_id=attempt.traced.run_id,
         proved=not reasons,
         reasons=tuple(reasons),
         command=attempt.program.command,
@@ -138,11 +148,9 @@ def judge(attempt: Attempt) -> Verdict:
         created_ns=attempt.ended_ns,
         devices=attempt.usage.devices,
         versions=attempt.versions,
-        libraries=(*libraries, *files),
-        tests=verdicts,
+        libraries=(),
+        tests=judge_tests(tests),
         rounds=tuple(map(facts_of, attempt.all_rounds)),
-        changes=changes,
-        needs=(*work, *kept),
     )
 
 
@@ -364,73 +372,41 @@ def judge_libraries(
     for plan in sorted(plans, key=lambda p: (-p.unused_bytes, p.library.path)):
         path = plan.library.path
         copy = copies.get(path)
-        loaded = path in loaded_when_traced
-        status, detail = _status(
-            plan,
-            copy,
-            reconstruction.refused.get(path),
-            loads,
-            loaded=loaded,
-            doubt=None if tests_agree else left_out.get(path, TESTS_DIFFER),
-            opened=opened.get(path),
-            unlogged=unlogged.get(path),
+        # The first that is said decides.
+        rules = (
+            (LibraryStatus.NOT_PROVED, reconstruction.refused.get(path)),
+            (LibraryStatus.NOTHING_UNUSED, None if plan.unused_bytes or plan.trimmed else ""),
+            (LibraryStatus.NOT_SUBSTITUTED, loads.unsubstituted.get(path)),
+            (LibraryStatus.NOT_PROVED, loads.originals.get(path)),
+            (LibraryStatus.NOT_PROVED, opened.get(path)),
+            (
+                LibraryStatus.NOT_SUBSTITUTED,
+                None
+                if loads.copies.get(path)
+                else "no process loaded its copy"
+                if path in loaded_when_traced
+                else "the tests don't load it",
+            ),
+            (LibraryStatus.NOT_PROVED, loads.incomplete),
+            (LibraryStatus.NOTHING_UNUSED, None if copy and copy.changes_code else ""),
+            (LibraryStatus.NOT_PROVED, None if tests_agree else left_out.get(path, TESTS_DIFFER)),
+            # No page of a kept cubin is armed: only the driver tells of functions that it lacks.
+            (
+                LibraryStatus.NOT_PROVED,
+                f"functions were removed from kept cubins, and a process was not traced to its end "
+                f"on the copies, so whether it asked for them is not known: {unlogged[path]}"
+                if copy and copy.repacked and path in unlogged
+                else None,
+            ),
+            (LibraryStatus.PROVED, ""),
         )
-        row = _row(plan, copy, armed.get(path, ()), status, detail)
-        noted = [held[path]] if path in held else []
+        status, detail = next((status, text) for status, text in rules if text is not None)
+        row = _row(plan, copy, armed.get(path, ()), status, detail or None)
         yield replace(
             row,
             processes=len(loads.copies.get(path, ())),
-            notes=(*row.notes, *noted),
+            notes=(*row.notes, *((held[path],) if path in held else ())),
         )
-
-
-def _status(
-    plan: LibraryPlan,
-    copy: ReconstructedLibrary | None,
-    refused: str | None,
-    loads: LoadEvidence,
-    *,
-    loaded: bool,
-    doubt: str | None,
-    opened: str | None,
-    unlogged: str | None,
-) -> tuple[LibraryStatus, str | None]:
-    """The status of one library, and why it is not proved.
-
-    Args:
-        refused: why no copy could be written.
-        loaded: whether the traced run had it mapped.
-        doubt: why the tests prove nothing.
-        opened: how the original was opened meanwhile, if it was.
-        unlogged: why not all is known that processes asked the driver for, if it isn't.
-    """
-    path = plan.library.path
-    if refused is not None:
-        return LibraryStatus.NOT_PROVED, refused
-    if not plan.unused_bytes and not plan.trimmed:
-        return LibraryStatus.NOTHING_UNUSED, None
-    if path in loads.unsubstituted:
-        return LibraryStatus.NOT_SUBSTITUTED, loads.unsubstituted[path]
-    if path in loads.originals:
-        return LibraryStatus.NOT_PROVED, loads.originals[path]
-    if opened is not None:
-        return LibraryStatus.NOT_PROVED, opened
-    if not loads.copies.get(path):
-        detail = "no process loaded its copy" if loaded else "the tests don't load it"
-        return LibraryStatus.NOT_SUBSTITUTED, detail
-    if loads.incomplete is not None:
-        return LibraryStatus.NOT_PROVED, loads.incomplete
-    if not (copy and copy.changes_code):
-        return LibraryStatus.NOTHING_UNUSED, None
-    if doubt is not None:
-        return LibraryStatus.NOT_PROVED, doubt
-    if copy.repacked and unlogged is not None:
-        # No page of a kept cubin is armed: only the driver tells of the functions that it lacks.
-        return LibraryStatus.NOT_PROVED, (
-            f"functions were removed from kept cubins, and a process was not traced to its end on "
-            f"the copies, so whether it asked for them is not known: {unlogged}"
-        )
-    return LibraryStatus.PROVED, None
 
 
 def _row(

@@ -336,16 +336,22 @@ def what_stays(attempt: Attempt, work: Iterable[Need]) -> Iterator[Need]:
                 yield block.payload
 
     for one in attempt.planned if left_out else ():
-        path = one.plan.library.path
-        if path in attempt.traced.loaded and (spans := tuple(stays(one))):
-            yield Need(witness=Witness.NOT_REPEATED, library=path, spans=spans, kept=True)
+        library = one.plan.library
+        if library.path in attempt.traced.loaded and (spans := tuple(stays(one))):
+            yield Need(
+                witness=Witness.NOT_REPEATED,
+                library=library.path,
+                sha256=library.sha256,
+                spans=spans,
+                kept=True,
+            )
 
 
 def without(attempt: Attempt, kept: Collection[Need]) -> Attempt:
     """The attempt as if its copies still had this code: what ran with less proves that, too."""
 
     def give_back(copy: ReconstructedLibrary) -> ReconstructedLibrary:
-        own = {span for n in kept if n.library == copy.library.path for span in n.spans}
+        own = {span for n in kept if n.is_of(copy.library) for span in n.spans}
         whole = [span for span in sorted(own) if covers(copy.unused, *span)]
         unused = tuple(minus(copy.unused, whole))
         return replace(

@@ -81,6 +81,7 @@ def used_again(planned: Iterable[AnalyzedLibrary], usage: Usage, ptx: str) -> li
                 Need(
                     witness=Witness.USED_AGAIN,
                     library=library.path,
+                    sha256=library.sha256,
                     spans=(block.payload,),
                     image=hex(block.payload.start),
                     kernel=names[0] if names else None,

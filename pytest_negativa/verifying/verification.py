@@ -17,7 +17,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.gather import with_pages
 from pytest_negativa.installed.sites import find_code_distributions, find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.reconstruction import Reconstruction
+from pytest_negativa.models.reconstruction import NO_COPIES, Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.sizes import format_bytes
@@ -91,15 +91,11 @@ class Verification:
 
     Args:
         runner: runs its rounds.
-        cpu: whether the rounds trace CPU code; its places in the copies are the originals'.
+        cpu: whether the rounds trace CPU code. Compacted copies have their code elsewhere.
 
     Attributes:
-        where: on what the tests run, for people.
-        record: the file with the verdict.
         attempted: the last attempt, if its rounds traced CPU code.
     """
-
-    where = "on the copies"
 
     def __init__(
         self, traced: TracedRun, settings: Settings, runner: RoundRunner, *, cpu: bool
@@ -110,7 +106,9 @@ class Verification:
         self.program = runner.program
         self.settings = settings
         self.folder = traced.run.new_verification()
-        self.record = traced.run.verdict_file
+        # An earlier verdict must not outlive a verification that is interrupted.
+        remove_file(traced.run.verdict_file)
+        self._on_copies = True
         self.copies = RunsFolder(Path(settings.directory)).copies
         self._runner = runner
         self._rounds: list[RoundResult] = []
@@ -125,17 +123,20 @@ class Verification:
         self._armed: Mapping[str, tuple[Span, ...]] = {}
         self._lingering: tuple[str, ...] = ()
 
-    def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
+    def attempt(self, planned: Sequence[AnalyzedLibrary] | None) -> Attempt:
         """Write the copies, run all tests on them, and gather the facts for a verdict.
 
+        Args:
+            planned: what is proved; None: nothing, the tests run on the originals.
+
         Raises:
-            NegativaError: the copies can't be written, or the last verdict can't be removed.
+            NegativaError: the copies can't be written.
         """
-        # An earlier verdict must not outlive a verification that is interrupted.
-        remove_file(self.record)
         self._held = self._lingering = ()
+        self._on_copies = planned is not None
         self._remove_tables()
         reconstruction = self._write_copies(planned)
+        planned = planned or ()
         rounds = self._run(RoundKind.VERIFY, None)
         self._lingering += self._users_of_copies()
         usage = merge_when_ended(lambda: trace_files(rounds))
@@ -179,7 +180,7 @@ class Verification:
             ended_ns=time.time_ns(),
         )
         attempt = self._rerun(attempt)
-        self.attempted = attempt if self._cpu else None
+        self.attempted = attempt if self._traces_cpu else None
         return attempt
 
     def _rerun(self, attempt: Attempt) -> Attempt:
@@ -261,23 +262,30 @@ class Verification:
         installed = {(library.path, library.sha256 or "") for library in found}
         return tuple(judge_files(self.traced.files, [r.opens for r in self._rounds], installed))
 
-    def _write_copies(self, planned: Sequence[AnalyzedLibrary]) -> Reconstruction:
-        """Write the copies, the table that redirects to them, and what of them is armed."""
-        with Progress("writing copies") as progress:
-            reconstruction = reconstruct(
-                [p for p in planned if p.plan.library.path not in self._unsubstituted],
-                self.copies,
-                compact=compact_options(self.settings),
-                on_done=progress.update,
-            )
-        self._runner.say(_written_line(reconstruction))
-        self._copy_files = {copy.copy: copy.library.path for copy in reconstruction.libraries}
-        rows, self._armed = arm(planned, reconstruction, self.traced.usage)
+    def _write_copies(self, planned: Sequence[AnalyzedLibrary] | None) -> Reconstruction:
+        """Write the copies, and what of them is armed; none for rounds on the originals."""
+        made = NO_COPIES
+        if planned is not None:
+            with Progress("writing copies") as progress:
+                made = reconstruct(
+                    [p for p in planned if p.plan.library.path not in self._unsubstituted],
+                    self.copies,
+                    compact=compact_options(self.settings),
+                    on_done=progress.update,
+                )
+            self._runner.say(_written_line(made))
+        self._copy_files = {copy.copy: copy.library.path for copy in made.libraries}
+        rows, self._armed = arm(planned or (), made, self.traced.usage)
         if rows:
             write_atomically(self.folder.armed_file, rows)
         else:
             remove_file(self.folder.armed_file)  # of an earlier attempt
-        return reconstruction
+        return made
+
+    @property
+    def _traces_cpu(self) -> bool:
+        """Whether rounds trace CPU code, which compacted copies have elsewhere."""
+        return self._cpu and not (self._on_copies and compact_options(self.settings))
 
     def _remove_tables(self) -> None:
         """Remove the tables of rounds whose supervisor was killed."""
@@ -299,15 +307,15 @@ class Verification:
                 **redirect_environment(environ, run.redirect_table, run.redirect_logs),
             }
         armed = self.folder.armed_file if self.folder.armed_file.exists() else None
-        if armed is not None or self._cpu:
-            environ = watch_pages(environ, run, runs, cpu=self._cpu, armed=armed)
+        if armed is not None or self._traces_cpu:
+            environ = watch_pages(environ, run, runs, cpu=self._traces_cpu, armed=armed)
         return environ
 
     def _watch(self, run: Run, environ: Mapping[str, str]) -> Mapping[str, str]:
         """The environment in which touches of the originals' code are recorded."""
         if why_unwatchable() is not None:
             return environ
-        return watch_pages(environ, run, Path(self.settings.directory), cpu=self._cpu)
+        return watch_pages(environ, run, Path(self.settings.directory), cpu=self._traces_cpu)
 
     def _run(
         self,
@@ -337,7 +345,8 @@ class Verification:
         run = Run(self.folder.folder / f"{len(self._rounds) + 1:03}-{kind.value}")
         where, used = "on the originals", dict[str, str]()
         if kind is RoundKind.VERIFY:
-            where, used = self.where, dict(self._copy_files)
+            where = "on the copies" if self._on_copies else "tracing CPU code"
+            used = dict(self._copy_files)
             environ = self._restrict(run, self.program.environ)
         else:
             environ = self._watch(run, self.program.environ)
@@ -378,7 +387,7 @@ class Verification:
     def write(self, verdict: Verdict) -> None:
         """Write ``verdict.json``, and into the run's plans what stays."""
         write_record(self.folder.verdict_file, verdict, indent=1)
-        write_record(self.record, verdict, indent=1)
+        write_record(self.traced.run.verdict_file, verdict, indent=1)
         kept = [need for need in verdict.needs if need.kept and need.witness in STAYING]
         if verdict.proved and kept:
             self.keep(kept)
