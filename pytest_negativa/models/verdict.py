@@ -288,11 +288,6 @@ class CpuProof(Record, frozen=True, kw_only=True):
     libraries: tuple[ProvedLibrary, ...]
     tests: tuple[TestVerdict, ...]
 
-    @property
-    def covered(self) -> tuple[ProvedLibrary, ...]:
-        """The libraries that the proof is about."""
-        return tuple(r for r in self.libraries if r.status is not LibraryStatus.NOT_LOADED)
-
 
 class Verdict(Versioned, Record, frozen=True, kw_only=True):
     """What a verification showed. The record can be kept as evidence.
@@ -363,8 +358,3 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
     def unmet(self) -> tuple[Need, ...]:
         """Needs that speak against the plan."""
         return tuple(need for need in self.needs if need.is_against)
-
-    @property
-    def unused_bytes(self) -> int:
-        """Bytes that the plans of all libraries call unused."""
-        return sum(row.unused_bytes for row in self.libraries)

@@ -206,8 +206,9 @@ def render_cpu(verdict: Verdict) -> Iterator[str]:
 
 def describe_cpu(proof: CpuProof) -> str:
     """A proof of CPU code as a sentence, with a line for each reason against it."""
-    libraries = format_items(len(proof.covered), "library", "libraries")
-    size = sum(row.unused_bytes for row in proof.covered)
+    covered = [row for row in proof.libraries if row.status is not LibraryStatus.NOT_LOADED]
+    libraries = format_items(len(covered), "library", "libraries")
+    size = sum(row.unused_bytes for row in covered)
     what = f"{format_bytes(size)} of CPU code in {libraries}"
     if proof.proved:
         return f"Proved on {printable(proof.processor.model)}: no test needs {what}."

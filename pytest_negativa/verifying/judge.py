@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from types import MappingProxyType
 
 from msgspec.structs import replace
 
 from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
+from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary
 from pytest_negativa.models.round import MOST_RERUNS
 from pytest_negativa.models.settings import Granularity
 from pytest_negativa.models.spans import Span, intersection, size, union
@@ -36,7 +35,6 @@ from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.verifying.evidence import (
     Attempt,
-    LoadEvidence,
     count_gpu_tests,
     libraries_by_test,
 )
@@ -99,20 +97,7 @@ def judge(attempt: Attempt) -> Verdict:
         )
     elif against and not traced.usage.is_witness and all(d.witness not in NEEDS for d in against):
         reasons.append(_UNWATCHED)
-    libraries = tuple(
-        judge_libraries(
-            attempt.plans,
-            attempt.reconstruction,
-            attempt.loads,
-            traced.loaded,
-            tests_agree=not reasons,
-            left_out=details_by_library(against),
-            unlogged=_why_unlogged(attempt),
-            opened=attempt.opened,
-            held=attempt.held,
-            armed={p: s for p, s in attempt.armed.items() if p in attempt.touches.watched},
-        )
-    )
+    libraries = tuple(judge_libraries(attempt, details_by_library(against) if reasons else None))
     reasons += reasons_of_libraries(libraries, traced.loaded)
     return replace(
         verdict_of(attempt, tests, reasons),
@@ -347,49 +332,37 @@ def reasons_of_outcomes(tests: TestEvidence, verdicts: Collection[TestVerdict]) 
         yield "no test ended as in the traced run"
 
 
-def judge_libraries(
-    plans: Collection[LibraryPlan],
-    reconstruction: Reconstruction,
-    loads: LoadEvidence,
-    loaded_when_traced: Collection[str],
-    *,
-    tests_agree: bool,
-    left_out: Mapping[str, str] = MappingProxyType({}),
-    unlogged: Mapping[str, str] = MappingProxyType({}),
-    opened: Mapping[str, str] = MappingProxyType({}),
-    held: Mapping[str, str] = MappingProxyType({}),
-    armed: Mapping[str, tuple[Span, ...]] = MappingProxyType({}),
-) -> Iterator[ProvedLibrary]:
+def judge_libraries(attempt: Attempt, doubts: Mapping[str, str] | None) -> Iterator[ProvedLibrary]:
     """Each library with a plan, the one with the most unused bytes first.
 
     Args:
-        left_out: by real path: what of a library was not used on the copies.
-        unlogged: by real path: why not all is known that processes asked the driver for.
-        opened, held: see ``Attempt``.
-        armed: see ``Attempt``.
+        doubts: by real path: what of a library was not used on the copies; None if nothing speaks
+            against the tests and their work.
     """
-    copies = {c.library.path: c for c in reconstruction.libraries}
-    for plan in sorted(plans, key=lambda p: (-p.unused_bytes, p.library.path)):
+    loads, made, unlogged = attempt.loads, attempt.reconstruction, _why_unlogged(attempt)
+    copies = {c.library.path: c for c in made.libraries}
+    for plan in sorted(attempt.plans, key=lambda p: (-p.unused_bytes, p.library.path)):
         path = plan.library.path
         copy = copies.get(path)
+        armed = attempt.armed.get(path, ()) if path in attempt.touches.watched else ()
         # The first that is said decides.
         rules = (
-            (LibraryStatus.NOT_PROVED, reconstruction.refused.get(path)),
+            (LibraryStatus.NOT_PROVED, made.refused.get(path)),
             (LibraryStatus.NOTHING_UNUSED, None if plan.unused_bytes or plan.trimmed else ""),
             (LibraryStatus.NOT_SUBSTITUTED, loads.unsubstituted.get(path)),
             (LibraryStatus.NOT_PROVED, loads.originals.get(path)),
-            (LibraryStatus.NOT_PROVED, opened.get(path)),
+            (LibraryStatus.NOT_PROVED, attempt.opened.get(path)),
             (
                 LibraryStatus.NOT_SUBSTITUTED,
                 None
                 if loads.copies.get(path)
                 else "no process loaded its copy"
-                if path in loaded_when_traced
+                if path in attempt.traced.loaded
                 else "the tests don't load it",
             ),
             (LibraryStatus.NOT_PROVED, loads.incomplete),
             (LibraryStatus.NOTHING_UNUSED, None if copy and copy.changes_code else ""),
-            (LibraryStatus.NOT_PROVED, None if tests_agree else left_out.get(path, TESTS_DIFFER)),
+            (LibraryStatus.NOT_PROVED, None if doubts is None else doubts.get(path, TESTS_DIFFER)),
             # No page of a kept cubin is armed: only the driver tells of functions that it lacks.
             (
                 LibraryStatus.NOT_PROVED,
@@ -401,24 +374,19 @@ def judge_libraries(
             (LibraryStatus.PROVED, ""),
         )
         status, detail = next((status, text) for status, text in rules if text is not None)
-        row = _row(plan, copy, armed.get(path, ()), status, detail or None)
-        yield replace(
-            row,
+        row = replace(
+            ProvedLibrary.unproved(plan),
+            status=status,
+            detail=detail or None,
             processes=len(loads.copies.get(path, ())),
-            notes=(*row.notes, *((held[path],) if path in held else ())),
+            notes=(attempt.held[path],) if path in attempt.held else (),
         )
+        yield row if copy is None else _with_copy(row, plan, copy, armed)
 
 
-def _row(
-    plan: LibraryPlan,
-    copy: ReconstructedLibrary | None,
-    armed: Sequence[Span],
-    status: LibraryStatus,
-    detail: str | None,
+def _with_copy(
+    row: ProvedLibrary, plan: LibraryPlan, copy: ReconstructedLibrary, armed: Sequence[Span]
 ) -> ProvedLibrary:
-    row = replace(ProvedLibrary.unproved(plan), status=status, detail=detail)
-    if copy is None:
-        return row
     # Of the copy, not of the plan: code that could not be overwritten isn't proved.
     watched = union(intersection(copy.unused, armed))
     saved = copy.unused_bytes + sum(c.stored_before - c.stored_after for c in copy.repacked)
@@ -428,7 +396,7 @@ def _row(
         unused_bytes=copy.unused_bytes,
         unused_elements=copy.elements,
         trimmed={c.start: c.filled for c in copy.repacked},
-        notes=_notes(copy),
+        notes=(*_notes(copy), *row.notes),
         trimmed_code_bytes=sum(c.code_bytes for c in copy.repacked),
         left_bytes=plan.code_bytes - saved,
         copy_size=copy.library.size if copy.compaction is None else copy.compaction.size,

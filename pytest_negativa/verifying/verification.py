@@ -296,26 +296,24 @@ class Verification:
                 if is_here and not Path(f"/proc/{killed.supervisor}").exists():
                     remove_file(table)
 
-    def _restrict(self, run: Run, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """The environment in which the program of a round gets the copies."""
-        runs = Path(self.settings.directory)
-        if self._copy_files:
+    def _environ(self, run: Run, used: Mapping[str, str], *, restricts: bool) -> Mapping[str, str]:
+        """The environment in which the program of a round gets the copies, or the originals.
+
+        What it touches is recorded: of copies what is armed, of the originals all GPU code.
+        """
+        environ, runs = self.program.environ, Path(self.settings.directory)
+        if used:
             make_logs_folder(run.redirect_logs, runs)
-            write_table(make_table(self.copies, self._copy_files.values()), run.redirect_table)
+            write_table(make_table(self.copies, used.values()), run.redirect_table)
             environ = {
                 **environ,
                 **redirect_environment(environ, run.redirect_table, run.redirect_logs),
             }
-        armed = self.folder.armed_file if self.folder.armed_file.exists() else None
-        if armed is not None or self._traces_cpu:
+        armed = self.folder.armed_file if restricts and self.folder.armed_file.exists() else None
+        is_watched = armed is not None or self._traces_cpu or not restricts
+        if is_watched and why_unwatchable() is None:
             environ = watch_pages(environ, run, runs, cpu=self._traces_cpu, armed=armed)
         return environ
-
-    def _watch(self, run: Run, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """The environment in which touches of the originals' code are recorded."""
-        if why_unwatchable() is not None:
-            return environ
-        return watch_pages(environ, run, Path(self.settings.directory), cpu=self._traces_cpu)
 
     def _run(
         self,
@@ -343,13 +341,12 @@ class Verification:
     ) -> RoundResult:
         self._lingering += self._users_of_copies()
         run = Run(self.folder.folder / f"{len(self._rounds) + 1:03}-{kind.value}")
-        where, used = "on the originals", dict[str, str]()
-        if kind is RoundKind.VERIFY:
+        restricts = kind is RoundKind.VERIFY
+        used = dict(self._copy_files) if restricts else {}
+        where = "on the originals"
+        if restricts:
             where = "on the copies" if self._on_copies else "tracing CPU code"
-            used = dict(self._copy_files)
-            environ = self._restrict(run, self.program.environ)
-        else:
-            environ = self._watch(run, self.program.environ)
+        environ = self._environ(run, used, restricts=restricts)
         if not self.program.is_pytest:
             level = self.settings.trace.level
             environ = {**environ, **traced_changes(environ, run, self.program.root, level)}
@@ -368,7 +365,7 @@ class Verification:
             finally:
                 # Who keeps the environment of a round gets the originals later, which shows.
                 remove_file(run.redirect_table)
-        if kind is RoundKind.VERIFY:
+        if restricts:
             self._lingering += tuple(processes_with_driver(self.traced.run_id, str(run)))
         opens = dataclasses.replace(
             watch.opens,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +44,7 @@ from tests.support.analyses import settings, used
 from tests.support.defaults import DEFAULTS
 from tests.support.faults import PlantedFault
 from tests.support.libraries import MULTIARCH
+from tests.support.usages import usage_of
 
 
 def results(**outcomes: Outcome) -> dict[str, TestResult]:
@@ -171,11 +171,12 @@ def judge_one(
     loaded: bool = True,
     tests_agree: bool = True,
 ) -> tuple[ProvedLibrary, list[str]]:
-    plan, reconstruction = made
-    traced: Collection[str] = {plan.library.path} if loaded else ()
-    rows = list(judge_libraries([plan], reconstruction, evidence, traced, tests_agree=tests_agree))
+    attempt = replace(attempt_of(made), loads=evidence)
+    if not loaded:
+        attempt = replace(attempt, traced=replace(attempt.traced, usage=usage_of()))
+    rows = list(judge_libraries(attempt, None if tests_agree else {}))
     [row] = rows
-    return row, list(reasons_of_libraries(rows, traced))
+    return row, list(reasons_of_libraries(rows, attempt.traced.loaded))
 
 
 def mapped(made: tuple[LibraryPlan, Reconstruction]) -> LoadEvidence:
@@ -188,14 +189,12 @@ def test_a_library_is_proved(made: tuple[LibraryPlan, Reconstruction]) -> None:
     assert (row.status, row.detail, against) == (LibraryStatus.PROVED, None, [])
     assert row.processes == 2
     path, unused = plan.library.path, reconstruction.libraries[0].unused
-    loaded: Collection[str] = {path}
     first = next(d for d in plan.decisions if not d.kept)
     page = Span(first.end - 1, first.end)
     for armed, watched in ((), 0), ((page,), 1), (unused, row.unused_elements):
-        spans = {path: armed}
-        [found] = judge_libraries(
-            [plan], reconstruction, mapped(made), loaded, tests_agree=True, armed=spans
-        )
+        attempt = attempt_of(made)
+        touches = Touches(watched=frozenset({path}))
+        [found] = judge_libraries(replace(attempt, armed={path: armed}, touches=touches), None)
         assert (found.watched_bytes, found.watched_elements) == (size(armed), watched)
     assert row.unused_bytes == plan.unused_bytes == sum(s.size for s in row.spans) > 0
     assert row.left_bytes == plan.code_bytes - plan.unused_bytes

@@ -10,7 +10,7 @@ from msgspec import structs
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage, Processor
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.spans import PAGE_SIZE, Span
-from pytest_negativa.models.verdict import CpuProof, Need
+from pytest_negativa.models.verdict import CpuProof, LibraryStatus, Need
 from pytest_negativa.reporting.verdict import render_cpu
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.judge import TestEvidence
@@ -127,7 +127,11 @@ def test_a_process_that_watched_nothing(fault: PlantedFault) -> None:
 def test_a_library_that_the_proof_did_not_load_is_left_out(fault: PlantedFault) -> None:
     added = structs.replace(TRACED, paths=("/lib/libb.so",), sha256="b" * 64)
     verdict = judge(touched(), traced=(TRACED, added))
-    assert verdict.proved and [r.path for r in verdict.covered] == ["/lib/liba.so"]
+    assert verdict.proved
+    assert [row.status for row in verdict.libraries] == [
+        LibraryStatus.PROVED,
+        LibraryStatus.NOT_LOADED,
+    ]
     text = shown(verdict)
     assert "24.6 kB of CPU code in 1 library" in text
     fault.check(text)
