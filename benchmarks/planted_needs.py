@@ -41,7 +41,7 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Compression, Cubin, Element
 from pytest_negativa.models.spans import PAGE_SIZE, Span, around, intersection, size, union
-from pytest_negativa.models.verdict import Verdict, WorkKind
+from pytest_negativa.models.verdict import Verdict, Witness
 from pytest_negativa.spare.note import MAGIC, unpack_note
 from pytest_negativa.storage.results import load_planned, load_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
@@ -245,25 +245,25 @@ def read_armed(verification: Run) -> dict[bytes, tuple[Span, ...]]:
 def witnesses(need: Need, verdict: Verdict) -> list[str]:
     """What of a verdict speaks of a need."""
     found = []
-    for work in verdict.work:
-        if work.kind is WorkKind.TOUCHED and work.library == need.library and work.image:
+    for work in verdict.needs:
+        if work.witness is Witness.TOUCHED and work.library == need.library and work.image:
             image = int(work.image, 16)
             if image == need.offset:
                 found.append("tripwire: element")
             elif image == need.region:
                 found.append("tripwire: region")
         elif work.nodeid == need.nodeid:
-            is_refused = work.kind is WorkKind.REFUSED
-            found.append(f"driver: {work.note}" if is_refused else work.kind.value)
+            is_refused = work.witness is Witness.REFUSED
+            found.append(f"driver: {work.note}" if is_refused else work.witness.value)
     found += ["outcome" for t in verdict.differences if t.nodeid == need.nodeid]
     return sorted(found)
 
 
 def healed_by(need: Need, verdict: Verdict) -> str | None:
     """The evidence by which healing gave the element back; None: it didn't."""
-    place = need.library, need.offset
-    spans = (span for span in verdict.healed or () if (span.library, span.start) == place)
-    return next((span.found_by.value for span in spans), None)
+    healed = (one for one in verdict.needs if one.is_healed and one.library == need.library)
+    found = (one for one in healed if any(span.start == need.offset for span in one.spans))
+    return next((one.witness.value for one in found), None)
 
 
 class Trial:
@@ -509,7 +509,7 @@ def _facts(verdict: Verdict) -> dict[str, Any]:
         "reasons": verdict.reasons,
         "rounds": [f"{r.name}: {r.tests} tests, {r.seconds:.1f} s" for r in verdict.rounds],
         "differences": [f"{t.nodeid}: {t.before} -> {t.after}" for t in verdict.differences],
-        "work": [f"{work.kind.value}: {work.detail}" for work in verdict.work],
+        "work": [f"{work.witness.value}: {work.detail}" for work in verdict.needs],
         "watched_bytes": {
             row.path: [row.watched_bytes, row.unused_bytes] for row in verdict.libraries
         },

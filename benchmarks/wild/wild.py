@@ -167,17 +167,17 @@ class _Project:
     def _read_pages(self) -> dict[str, Any] | None:
         """The verdict on CPU code, and its bytes; None without one."""
         run = Run(RunsFolder(self._runs).latest)
-        if not run.page_verdict_file.exists():
+        if not run.verdict_file.exists():
             return None
-        usage, verdict = (
-            json.loads(file.read_text()) for file in (run.host_usage_file, run.page_verdict_file)
-        )
+        if (proof := json.loads(run.verdict_file.read_text())["cpu"]) is None:
+            return None
+        usage = json.loads(run.host_usage_file.read_text())
         watched = (span for library in usage["libraries"] for span in library["watched"])
         return {
             "bytes": sum(end - start for start, end in watched),
-            "untouched_bytes": sum(row["untouched_bytes"] for row in verdict["libraries"]),
-            "proved": verdict["proved"],
-            "reasons": verdict["reasons"],
+            "untouched_bytes": sum(row["unused_bytes"] for row in proof["libraries"]),
+            "proved": proof["proved"],
+            "reasons": proof["reasons"],
         }
 
     def _negativa(self, *words: object) -> dict[str, Any]:

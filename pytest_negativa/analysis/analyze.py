@@ -34,7 +34,7 @@ from pytest_negativa.models.trace import (
     Usage,
     UsageWarning,
 )
-from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.models.verdict import Need
 from pytest_negativa.planning.by_tests import cover_library
 from pytest_negativa.planning.code_files import names_of_file, plan_files
 from pytest_negativa.planning.decide import KeepElement, KeepPolicy, plan_library
@@ -63,7 +63,7 @@ def analyze(
     *,
     added: Sequence[str] = (),
     vetoes: tuple[KeepElement, ...] = (),
-    healed: tuple[NeededSpan, ...] = (),
+    healed: tuple[Need, ...] = (),
     watched: Sequence[WatchedFiles] = (),
     workers: Workers | None = None,
     on_done: Callable[[int, int], None] | None = None,
@@ -113,7 +113,7 @@ class _Analyzer:
         settings: Settings,
         added: Sequence[str],
         vetoes: tuple[KeepElement, ...],
-        healed: tuple[NeededSpan, ...],
+        healed: tuple[Need, ...],
         watched: Sequence[WatchedFiles],
     ) -> None:
         self._usage = usage

@@ -31,7 +31,7 @@ from pytest_negativa.models.trace import (
     Role,
     TracedLibrary,
 )
-from pytest_negativa.models.verdict import NeededSpan, Verdict
+from pytest_negativa.models.verdict import Need, Verdict
 from pytest_negativa.planning.code_files import unite
 from pytest_negativa.planning.parts import VerifiedPart, unite_verdicts
 from pytest_negativa.settings.globs import PathRules
@@ -193,16 +193,16 @@ def combine_opened(run: Run, parts: Sequence[Run]) -> None:
         save_opened(run, unite(found))
 
 
-def healed_at(paths: PathRules, parts: Iterable[RunPart]) -> tuple[NeededSpan, ...]:
+def healed_at(paths: PathRules, parts: Iterable[RunPart]) -> tuple[Need, ...]:
     """Spans that healing gave back in the runs, whose traces lack them; by the paths here.
 
     Raises:
         StoreError: a run's list can't be read.
     """
     return tuple(
-        replace(span, library=paths.apply(span.library))
+        replace(need, library=paths.apply(need.library or ""))
         for part in parts
-        for span in load_healed(part.run)
+        for need in load_healed(part.run)
     )
 
 
@@ -220,7 +220,9 @@ def prove_by_parts(
     for part in parts:
         if not part.has_samples:
             usage = load_usage(part) or merge_traces(part.trace_files())
-            one = VerifiedPart(usage, load_verdict(part))
+            verdict = load_verdict(part)
+            # One without a library is on CPU code alone, and says nothing here.
+            one = VerifiedPart(usage, verdict if verdict and verdict.libraries else None)
             tested += () if one in tested else (one,)
     if not any(part.verdict for part in tested):
         return None

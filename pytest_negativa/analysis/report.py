@@ -47,7 +47,6 @@ from pytest_negativa.storage.results import (
     load_healed,
     load_history,
     load_opened,
-    load_page_verdict,
     load_planned,
     load_report,
     load_tests,
@@ -164,14 +163,14 @@ def write_reports(
     """
     formats = {wanted.format for wanted in options.formats}
     if ReportFormat.HTML in formats:
-        host = gather(run)
+        host, verdict = gather(run), load_verdict(run)
         contents = dataclasses.replace(
             contents,
             tests=load_tests(run),
             history=load_history(run),
             next_command=next_command(run),
             host=host,
-            host_verdict=None if host is None else load_page_verdict(run),
+            cpu_proof=None if host is None or verdict is None else verdict.cpu,
         )
     if ReportFormat.BASELINE in formats:
         if not contents.libraries:
@@ -362,7 +361,7 @@ def load_contents(run: Run) -> ReportContents:
     report = replace(
         report,
         directory=path_for_people(run.folder),
-        proof=None if verdict is None else proof_row(verdict),
+        proof=proof_row(verdict) if verdict is not None and verdict.libraries else None,
     )
     if (usage := load_usage(run)) is None:
         raise StoreError(f"{run.usage_file}: not found; make it with {run.locate_command}")

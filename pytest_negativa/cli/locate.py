@@ -22,8 +22,7 @@ from pytest_negativa.hostcode.gather import with_pages, with_pages_of
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.trace import UNENDED
-from pytest_negativa.models.verdict import NeededSpan
-from pytest_negativa.planning.keep_needed import of_each_path
+from pytest_negativa.models.verdict import Need
 from pytest_negativa.reporting.formats import render_to_screen
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_warning
@@ -70,7 +69,7 @@ def plan_and_report(
     *,
     failure: str | None,
     status: int = 0,
-    healed: Sequence[NeededSpan] | None = None,
+    healed: Sequence[Need] | None = None,
     parts: Sequence[Run] = (),
 ) -> None:
     """Plan and report; exit with 1 if that fails and the command itself did not.
@@ -91,8 +90,7 @@ def plan_and_report(
         )
         if healed:
             # In whatever order the parts are given.
-            ordered = sorted(healed, key=repr)
-            save_healed(run, of_each_path(ordered, (used.library for used in usage.libraries)))
+            save_healed(run, sorted(healed, key=repr))
         contents = plan_run(
             usage,
             settings,

@@ -12,7 +12,7 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.report import RunReport, RuntimeCode
 from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import PageVerdict
+from pytest_negativa.models.verdict import CpuProof
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ReportContents:
         history: the reports of the saved runs, the oldest first.
         host: what the run touched of CPU code; None if that was not traced.
         baseline: the figures that later runs are compared with.
-        host_verdict: the last verdict on its CPU code; None without one.
+        cpu_proof: the last verdict on its CPU code; None without one.
         next_command: what a user types next; None if nobody asked.
     """
 
@@ -77,5 +77,5 @@ class ReportContents:
     history: tuple[RunReport, ...] = ()
     host: HostUsage | None = None
     baseline: Snapshot | None = None
-    host_verdict: PageVerdict | None = None
+    cpu_proof: CpuProof | None = None
     next_command: str | None = None

@@ -131,3 +131,9 @@ class Manifest(Versioned, Record, frozen=True, kw_only=True):
     """
 
     copies: dict[str, ReconstructedLibrary | None]
+
+
+NO_COPIES = Reconstruction(
+    format_version=RECONSTRUCTION_VERSION, root="", fill=FILL, libraries=(), refused={}
+)
+"""Of a round on the originals."""

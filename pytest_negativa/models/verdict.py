@@ -7,17 +7,18 @@ from collections.abc import Mapping
 
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.hostcode import Processor
-from pytest_negativa.models.library import LibraryFile
+from pytest_negativa.models.library import LibraryFile, LibraryIdentity
 from pytest_negativa.models.outcomes import Aspect, Outcome
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.spans import PAGE_SIZE, Span, size
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device
 
-VERDICT_VERSION = 8
+VERDICT_VERSION = 9
 """Of ``verdict.json``.
 
-History: 8 gives back elements and cubins as a whole; 7 has ``healed`` for ``healing``, and work
-that is not repeated as a kind of its own; 6 has no search in ``healing``; 5 has files that are GPU
+History: 9 has ``needs`` for ``work``, ``healed`` and ``kept``, and ``cpu``; 8 gives back elements
+and cubins as a whole; 7 has ``healed`` for ``healing``, and work that is not repeated as a kind of
+its own; 6 has no search in ``healing``; 5 has files that are GPU
 code among ``libraries``, trimmed code by offset, and versions by name; 4 always has
 ``opened_bytes``, without which opened files count as unused; 3 asks other tests, too, for what a
 flaky test used first; 2 renames ``why`` to ``detail`` and ``reason``, and adds ``work``; 1 is the
@@ -39,6 +40,7 @@ class LibraryStatus(str, enum.Enum):
     NOT_PROVED = "not proved"
     NOT_SUBSTITUTED = "not substituted"
     NOTHING_UNUSED = "nothing unused"
+    NOT_LOADED = "not loaded"
 
 
 class ProvedLibrary(LibraryFile, frozen=True, kw_only=True):
@@ -154,8 +156,8 @@ class TestVerdict(Record, frozen=True, kw_only=True):
         return self.before is not self.after or self.gpu_error is not None or not tolerated
 
 
-class WorkKind(str, enum.Enum):
-    """How the work on the copies differs from the traced run's."""
+class Witness(str, enum.Enum):
+    """What shows a need."""
 
     NOT_USED = "used when traced, but not on the copies"
     NOT_LAUNCHED = "launched when traced, but not on the copies"
@@ -168,46 +170,82 @@ class WorkKind(str, enum.Enum):
     USED_AGAIN = (
         "used on the originals alone, by tests that failed or differed and ran again: it stays"
     )
+    TOUCHED_AGAIN = "touched by the second watched run alone: it stays"
 
 
-NEEDS = frozenset({WorkKind.REFUSED, WorkKind.TOUCHED})
+NEEDS = frozenset({Witness.REFUSED, Witness.TOUCHED})
 """What shows by itself that removed code was needed, and which."""
 
-STAYING = frozenset({WorkKind.NOT_REPEATED, WorkKind.USED_AGAIN})
-"""What speaks against nothing, for all that it may need stays."""
+STAYING = frozenset({Witness.NOT_REPEATED, Witness.USED_AGAIN})
+"""What speaks against nothing, for all of the plan that it may need stays."""
+
+_REASONS = {
+    Witness.REFUSED: "the driver refused it to {}",
+    Witness.TOUCHED: "touched on the copies by {}",
+    Witness.USED_AGAIN: "used on the originals by {}, which ran again there",
+    Witness.NOT_REPEATED: (
+        "the copies did not repeat all work, and nothing shows that it needs none of it"
+    ),
+}
 
 
-class WorkDifference(Record, frozen=True, kw_only=True):
-    """A kernel or an image that either run used and the other didn't.
+class Need(Record, frozen=True, kw_only=True):
+    """Code that a process needed, or may need.
 
     Attributes:
-        kind: how the runs differ.
+        witness: what shows it.
         library: real path of the original, or the file name of a library without a copy; None if
             no library is known to hold it.
+        sha256: of the library, if ``spans`` are kept: they are at each path of the same content.
+        spans: file offsets of it, if they are known: elements, frames, trimmed cubins as a whole,
+            pages of CPU code.
         image: file offset in hex, or the SHA-256 of an image in memory; None if not known.
         kernel: mangled name of a kernel or variable, or what else was done with the image; None
             for an image whose kernels were not looked up.
         test: the test, or the phase of the session, that used it first or launched it.
         nodeid: the node id of that test, or of the module or class of a fixture.
         note: what else is known of it.
+        kept: whether ``spans`` stay from now on, so that it speaks against nothing.
     """
 
-    kind: WorkKind
+    witness: Witness
     library: str | None = None
+    sha256: str | None = None
+    spans: tuple[Span, ...] = ()
     image: str | None = None
     kernel: str | None = None
-    test: str
+    test: str = ""
     nodeid: str | None = None
     note: str | None = None
+    kept: bool = False
+
+    def is_of(self, library: LibraryIdentity) -> bool:
+        """Whether it is of a library, at this path or another one."""
+        return self.library == library.path or self.sha256 == (library.sha256 or "")
+
+    @property
+    def is_against(self) -> bool:
+        """Whether it speaks against the plan."""
+        return not self.kept and self.witness is not Witness.NOT_REPEATED
+
+    @property
+    def is_healed(self) -> bool:
+        """Whether healing gave it back."""
+        return self.kept and self.witness in NEEDS
 
     @property
     def detail(self) -> str:
-        """What differs, for people."""
+        """What is needed, for people."""
         what = self.kernel or f"the image at {self.image}"
         of = f" of {self.library.rpartition('/')[2]}" if self.library is not None else ""
-        how = "first used in" if self.kind is WorkKind.NOT_USED else "in"
+        how = "first used in" if self.witness is Witness.NOT_USED else "in"
         note = f", {self.note}" if self.note is not None else ""
         return f"{what}{of}, {how} {self.test}{note}"
+
+    @property
+    def reason(self) -> str:
+        """Why it is kept, for people. Locks repeat it, so it names no id of a process."""
+        return _REASONS[self.witness].format(self.nodeid or "a process")
 
 
 class RoundFacts(Record, frozen=True, kw_only=True):
@@ -230,34 +268,25 @@ class RoundFacts(Record, frozen=True, kw_only=True):
     seconds: float
 
 
-class NeededSpan(Record, frozen=True, kw_only=True):
-    """What healing gave back: an element, a frame, or a trimmed cubin as a whole.
+class CpuProof(Record, frozen=True, kw_only=True):
+    """What a second watched run of the tests shows of CPU code.
 
     Attributes:
-        library: real path.
-        start, end: file offsets, as in the plan.
-        test: the node id of the test that was refused it or touched it; ``a process`` if none is
-            known.
-        found_by: a process touched it, the driver refused it, a test used it that ran again on the
-            originals, or the copies did not repeat what may have needed it.
+        proved: no test needs an untouched page, on this CPU.
+        reasons: why it is not proved; empty if it is.
+        processor: the CPU of the proof.
+        limits: what the proof does not cover, a sentence each.
+        libraries: those that were watched when traced. Their code is in whole pages, and what no
+            process touched, traced or in the proof, is unused.
+        tests: those that ended otherwise.
     """
 
-    library: str
-    start: NonNegative
-    end: NonNegative
-    test: str
-    found_by: WorkKind
-
-    @property
-    def detail(self) -> str:
-        """Why it is kept, for people."""
-        if self.found_by is WorkKind.REFUSED:
-            return f"the driver refused it to {self.test}"
-        if self.found_by is WorkKind.TOUCHED:
-            return f"touched on the copies by {self.test}"
-        if self.found_by is WorkKind.USED_AGAIN:
-            return f"used on the originals by {self.test}, which ran again there"
-        return "the copies did not repeat all work, and nothing shows that it needs none of it"
+    proved: bool
+    reasons: tuple[str, ...]
+    processor: Processor
+    limits: tuple[str, ...]
+    libraries: tuple[ProvedLibrary, ...]
+    tests: tuple[TestVerdict, ...]
 
 
 class Verdict(Versioned, Record, frozen=True, kw_only=True):
@@ -280,13 +309,14 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
             files that no process opened.
         tests: of both runs.
         rounds: every start of the program.
-        healed: what healing gave back; None without it, or if nothing had to be healed.
         changes: what the tests were started with otherwise than when traced.
-        work: what the tests used otherwise than when traced; if their outcomes differ, only what
-            the driver refused.
-        kept: what of the plan is not proved and stays, for work that was not repeated, and for what
-            tests used that ran again.
+        needs: what the tests need, or used otherwise than when traced; if their outcomes differ,
+            only what was refused or touched. What is ``kept`` of the plan is not proved: healing
+            gave it back, work may need it that was not repeated, or tests used it that ran again.
+        healing: whether what was refused or touched was given back.
         parts: ids of the runs that were proved, if ``run_id`` unites several.
+        cpu: what is known of CPU code, if it was to be proved. Without a plan of GPU code, it alone
+            decides what is proved.
     """
 
     run_id: str
@@ -304,11 +334,16 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
     libraries: tuple[ProvedLibrary, ...]
     tests: tuple[TestVerdict, ...]
     rounds: tuple[RoundFacts, ...]
-    healed: tuple[NeededSpan, ...] | None = None
     changes: tuple[str, ...] = ()
-    work: tuple[WorkDifference, ...] = ()
-    kept: tuple[NeededSpan, ...] = ()
+    needs: tuple[Need, ...] = ()
+    healing: bool = False
     parts: tuple[str, ...] = ()
+    cpu: CpuProof | None = None
+
+    @property
+    def proves_cpu(self) -> bool:
+        """Whether CPU code is proved, too."""
+        return self.cpu is not None and self.cpu.proved
 
     def row_of(self, path: str) -> ProvedLibrary | None:
         """The row of the library with this real path."""
@@ -320,69 +355,6 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
         return tuple(t for t in self.tests if t.differs and not t.flaky)
 
     @property
-    def other_work(self) -> tuple[WorkDifference, ...]:
-        """Differences in the work that speak against the plan."""
-        return tuple(d for d in self.work if d.kind not in STAYING)
-
-    @property
-    def unused_bytes(self) -> int:
-        """Bytes that the plans of all libraries call unused."""
-        return sum(row.unused_bytes for row in self.libraries)
-
-
-PAGE_VERDICT_VERSION = 3
-"""Of ``cpu-verdict.json``. History: 3 claims no missed page, and none is a reason against it;
-2 has no processes of a library; 1 is the first."""
-
-
-class ProvedPages(Record, frozen=True, kw_only=True):
-    """One library in the proof of CPU code.
-
-    Attributes:
-        path: real path.
-        sha256: of the file.
-        untouched_bytes: code that no process touched, traced or in the proof.
-        missed: file offsets of pages that the proof alone touched; they joined the traced run.
-        detail: why it is not proved; None if it is.
-        left_out: whether the verdict says nothing of it.
-    """
-
-    path: str
-    sha256: str
-    untouched_bytes: NonNegative
-    missed: tuple[Span, ...]
-    detail: str | None
-    left_out: bool = False
-
-    @property
-    def missed_pages(self) -> int:
-        return size(self.missed) // PAGE_SIZE
-
-
-class PageVerdict(Versioned, Record, frozen=True, kw_only=True):
-    """Verdict of a second run of the tests that traces CPU code.
-
-    Attributes:
-        run_id: the traced run.
-        proved: no test needs an untouched page, on this CPU.
-        reasons: why it is not proved; empty if it is.
-        processor: the CPU of the proof.
-        limits: what the proof does not cover, a sentence each.
-        libraries: those with untouched pages.
-        tests: of both runs.
-        rounds: every start of the program.
-    """
-
-    run_id: str
-    proved: bool
-    reasons: tuple[str, ...]
-    processor: Processor
-    libraries: tuple[ProvedPages, ...]
-    tests: tuple[TestVerdict, ...]
-    rounds: tuple[RoundFacts, ...]
-    limits: tuple[str, ...] = ()
-
-    @property
-    def covered(self) -> tuple[ProvedPages, ...]:
-        """The libraries that the verdict is about."""
-        return tuple(row for row in self.libraries if not row.left_out)
+    def unmet(self) -> tuple[Need, ...]:
+        """Needs that speak against the plan."""
+        return tuple(need for need in self.needs if need.is_against)

@@ -47,8 +47,8 @@ from pytest_negativa.models.plan import (
 )
 from pytest_negativa.models.spans import PAGE_SIZE, around, intersection, minus, size, union
 from pytest_negativa.models.trace import FirstUse
-from pytest_negativa.models.verdict import NeededSpan
-from pytest_negativa.planning.keep_needed import keep_needed_spans
+from pytest_negativa.models.verdict import Need
+from pytest_negativa.planning.keep_needed import keep_needed
 from pytest_negativa.planning.reachable import launchable_kernels, reachable_code
 from pytest_negativa.settings.globs import GlobSet
 
@@ -84,7 +84,7 @@ class KeepPolicy:
     demangle: Callable[[str], str] = str
     vetoes: tuple[KeepElement, ...] = ()
     granularity: str = "element"
-    healed: tuple[NeededSpan, ...] = ()
+    healed: tuple[Need, ...] = ()
 
 
 def plan_library(
@@ -119,7 +119,7 @@ def plan_library(
         trimmed=tuple(sorted(trimmed, key=attrgetter("start"))),
         granularity=policy.granularity,
     )
-    return keep_needed_spans(plan, policy.healed)
+    return keep_needed(plan, policy.healed)
 
 
 _FIRST_MAJOR_WITH_CAPSULES = 10

@@ -1,16 +1,15 @@
-"""Plans that keep more: elements and frames that were seen to be needed (healing)."""
+"""Plans that keep more: elements and frames that were seen to be needed."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.library import Element, LibraryIdentity, LibraryMap
-from pytest_negativa.models.plan import KeepReason, LibraryPlan
-from pytest_negativa.models.trace import TracedLibrary
-from pytest_negativa.models.verdict import NeededSpan
+from pytest_negativa.models.analysis import AnalyzedLibrary
+from pytest_negativa.models.library import Element, LibraryMap
+from pytest_negativa.models.plan import KeepReason, LibraryPlan, UnusedReason
+from pytest_negativa.models.verdict import Need
 
 
 def iter_removed(library_map: LibraryMap, plan: LibraryPlan) -> Iterator[Element]:
@@ -20,13 +19,34 @@ def iter_removed(library_map: LibraryMap, plan: LibraryPlan) -> Iterator[Element
     return (block for block in library_map.iter_code() if block.payload.start in removed)
 
 
-def keep_needed_spans(plan: LibraryPlan, spans: Iterable[NeededSpan]) -> LibraryPlan:
-    """The plan with the spans kept as a whole, for the reasons that they name.
+def find_needed(planned: Iterable[AnalyzedLibrary], needs: Collection[Need]) -> Iterator[Need]:
+    """The removed elements and frames that needs are about, to be kept, each with the first one.
+
+    An image is a region, or an element or frame itself.
+    """
+    for one in planned:
+        plan, named = one.plan, [n for n in needs if n.library == one.plan.library.path]
+        # The driver would never choose them. What was touched itself is needed all the same.
+        other = {d.start for d in plan.decisions if d.reason == UnusedReason.WRONG_ARCH.value}
+        for block in iter_removed(one.library_map, plan) if named else ():
+            start, names = block.payload.start, one.library_map.functions_of(block.content)
+            images = {hex(start)} if start in other else {hex(start), hex(block.anchor), None}
+            for need in named:
+                if need.image in images and (need.kernel is None or need.kernel in names):
+                    yield replace(
+                        need, sha256=plan.library.sha256, spans=(block.payload,), kept=True
+                    )
+                    break
+
+
+def keep_needed(plan: LibraryPlan, needs: Iterable[Need]) -> LibraryPlan:
+    """The plan with the spans of needs kept as a whole, for the reasons that these name.
 
     A cubin that lost the wrong function was another program to the driver, so it gets all of them
-    back. Spans of other libraries are ignored.
+    back. Needs of other libraries are ignored.
     """
-    why = {span.start: span.detail for span in spans if span.library == plan.library.path}
+    own = (need for need in needs if need.is_of(plan.library))
+    why = {span.start: need.reason for need in own for span in need.spans}
     return replace(
         plan,
         decisions=tuple(
@@ -37,23 +57,3 @@ def keep_needed_spans(plan: LibraryPlan, spans: Iterable[NeededSpan]) -> Library
         ),
         trimmed=tuple(cubin for cubin in plan.trimmed if cubin.start not in why),
     )
-
-
-def of_each_path(
-    spans: Iterable[NeededSpan], libraries: Iterable[LibraryIdentity | TracedLibrary]
-) -> tuple[NeededSpan, ...]:
-    """The spans, and the same ones of other paths with the same content: that is one library.
-
-    Args:
-        libraries: all of them; a path may have had several contents.
-    """
-    known = {(one.path, one.sha256) for one in libraries if one.sha256 is not None}
-    alike: defaultdict[str, set[str]] = defaultdict(set)
-    for path, sha256 in known:
-        alike[path].update(other for other, same in known if same == sha256)
-    of_all = [
-        replace(span, library=path)
-        for span in spans
-        for path in sorted({span.library, *alike[span.library]})
-    ]
-    return tuple({(span.library, span.start): span for span in of_all}.values())

@@ -82,8 +82,7 @@ def unite_verdicts(
         tests=tuple(chain(*(proof.tests for proof in proofs))),
         rounds=tuple(chain(*(proof.rounds for proof in proofs))),
         changes=tuple(dict.fromkeys(chain(*(proof.changes for proof in proofs)))),
-        work=tuple(chain(*(proof.work for proof in proofs))),
-        kept=tuple(chain(*(proof.kept for proof in proofs))),
+        needs=tuple(chain(*(proof.needs for proof in proofs))),
         parts=tuple(sorted({run_id for part in parts for run_id in part.usage.run_ids})),
     )
 

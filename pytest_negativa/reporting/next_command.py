@@ -6,7 +6,7 @@ import shlex
 
 from pytest_negativa.models.outcomes import SessionKind
 from pytest_negativa.storage.outcomes import read_outcomes
-from pytest_negativa.storage.results import load_page_verdict, load_report, load_verdict
+from pytest_negativa.storage.results import load_report, load_verdict
 from pytest_negativa.storage.runs import Run
 
 
@@ -25,24 +25,23 @@ def next_command(run: Run) -> str:
     if kind is SessionKind.COMMAND:
         trace, verify, heal = "negativa trace", "negativa verify", "negativa verify --heal"
         cpu = "--cpu"
+    verdict = load_verdict(run)
     if run.has_pages and not run.trace_files():
-        pages = load_page_verdict(run)
-        if pages is not None and pages.proved:
+        if verdict is not None and verdict.proved:
             return (
                 "negativa slim --arch all-major --spare spares --cpu-pages "
                 f"{shlex.quote(str(run))} --dry-run PATH"
             )
-        return f"{verify if pages is None and run.failure is None else trace} {cpu}"
+        return f"{verify if verdict is None and run.failure is None else trace} {cpu}"
     if load_report(run).replay is not None:
         return f"{trace} on a machine with a GPU"
     if not run.plan_files():
         # Either its tests failed, or they used no GPU code.
         return trace if run.failure is not None else "negativa inspect"
-    verdict = load_verdict(run)
     if verdict is not None and verdict.proved:
         return "negativa lock"
     if kind is None:
         return f"{verify} for each run that is not proved, then negativa combine"
     if verdict is None:
         return verify
-    return heal if verdict.healed is None else trace
+    return trace if verdict.healing else heal

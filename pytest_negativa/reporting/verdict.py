@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -12,15 +12,15 @@ from pytest_negativa.models.settings import Reports
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.verdict import (
     FLAKY_RULE,
+    STAYING,
     TESTS_DIFFER,
     AspectChange,
+    CpuProof,
     LibraryStatus,
-    PageVerdict,
     ProvedLibrary,
-    ProvedPages,
     TestVerdict,
     Verdict,
-    WorkKind,
+    Witness,
 )
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import itemize, printable
@@ -44,20 +44,27 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
         f"Flaky ({FLAKY_RULE}):", [test for test in verdict.tests if test.differs and test.flaky]
     )
     spell = demangle if options.demangle else str
-    for kind in WorkKind:
-        details = [
-            (one if one.kernel is None else replace(one, kernel=spell(one.kernel))).detail
-            for one in verdict.work
-            if one.kind is kind
-        ]
-        yield from itemize(f"{kind.value}:".capitalize(), details, most=_MAX_TESTS)
+    for witness in Witness:
+        yield from _needs(verdict, witness, spell)
     healed = (
-        f"{Path(span.library).name} [{span.start:#x}, {span.end:#x}): {span.detail}"
-        for span in verdict.healed or ()
+        f"{Path(need.library or '').name} [{span.start:#x}, {span.end:#x}): {need.reason}"
+        for need in verdict.needs
+        for span in need.spans
+        if need.is_healed
     )
     yield from itemize("Healing kept, from now on:", healed)
     yield from itemize("Witnesses:", _witnesses(verdict) if verdict.proved else ())
     yield _conclusion(verdict)
+
+
+def _needs(verdict: Verdict, witness: Witness, spell: Callable[[str], str] = str) -> Iterator[str]:
+    """What a witness shows; healing and what stays for unknown needs have no line here."""
+    details = [
+        replace(need, kernel=need.kernel and spell(need.kernel)).detail
+        for need in verdict.needs
+        if need.witness is witness and need.test and not need.is_healed
+    ]
+    yield from itemize(f"{witness.value}:".capitalize(), details, most=_MAX_TESTS)
 
 
 def _libraries_of(verdict: Verdict) -> Iterator[str]:
@@ -81,8 +88,13 @@ def _libraries_of(verdict: Verdict) -> Iterator[str]:
             ],
             drop=(4, 5, 1, 6, 3, 2),
         )
+    yield from _remarks(shown)
+
+
+def _remarks(rows: Iterable[ProvedLibrary]) -> Iterator[str]:
+    """What is said of libraries, once for all of which it is."""
     remarks: dict[str, list[str]] = {}
-    for row in shown:
+    for row in rows:
         # That tests differ is said below, once.
         detail = () if row.detail in (None, TESTS_DIFFER) else (row.detail,)
         for text in (*detail, *row.notes):
@@ -140,8 +152,9 @@ def _witnesses(verdict: Verdict) -> Iterator[str]:
         )
     else:
         yield "touches: no removed code was watched"
+    stays = any(need.witness in STAYING for need in verdict.needs)
     repeated = "what the traced run used was used on the copies"
-    yield f"the same work: {repeated}{', or stays whole' if verdict.work else ''}"
+    yield f"the same work: {repeated}{', or stays whole' if stays else ''}"
     outcomes = "all as in the traced run"
     if any(t.differs for t in verdict.tests):
         outcomes += ", but for flaky tests"
@@ -179,36 +192,24 @@ def _conclusion(verdict: Verdict) -> str:
     return "\n".join(("NOT PROVED:", *(f"  - {printable(one)}" for one in verdict.reasons)))
 
 
-def render_page_verdict(verdict: PageVerdict) -> Iterator[str]:
-    """The verdict, a paragraph at a time; the last one is the conclusion."""
+def render_cpu(verdict: Verdict) -> Iterator[str]:
+    """The proof of CPU code, a paragraph at a time; the last one is the conclusion."""
+    proof = verdict.cpu
+    assert proof is not None
     yield f"\n{' Verification of CPU code (pytest-negativa) ':=^80}"
-    notes = list(_page_notes(verdict.libraries))
-    yield from notes[:_MAX_TESTS]
-    yield from and_more(len(notes), _MAX_TESTS)
-    yield from _tests(
-        "Tests that ended otherwise:",
-        [test for test in verdict.tests if test.differs and not test.flaky],
-    )
-    yield "\n".join(map(printable, verdict.limits))
-    yield describe_page_verdict(verdict)
+    yield from _remarks(proof.libraries)
+    yield from _needs(verdict, Witness.TOUCHED_AGAIN)
+    yield from _tests("Tests that ended otherwise:", proof.tests)
+    yield "\n".join(map(printable, proof.limits))
+    yield describe_cpu(proof)
 
 
-def _page_notes(rows: Iterable[ProvedPages]) -> Iterator[str]:
-    for row in rows:
-        name = printable(Path(row.path).name)
-        if row.detail is not None:
-            yield f"{name}: {printable(row.detail)}"
-        if row.missed:
-            pages = format_items(row.missed_pages, "page", "pages")
-            spans = ", ".join(f"{span.start:#x}-{span.end:#x}" for span in row.missed[:5])
-            yield f"{name}: keeps {pages} that this run alone touched (file offsets {spans})"
-
-
-def describe_page_verdict(verdict: PageVerdict) -> str:
-    """A verdict on CPU code as a sentence, with a line for each reason against it."""
-    libraries = format_items(len(verdict.covered), "library", "libraries")
-    size = sum(row.untouched_bytes for row in verdict.covered)
+def describe_cpu(proof: CpuProof) -> str:
+    """A proof of CPU code as a sentence, with a line for each reason against it."""
+    covered = [row for row in proof.libraries if row.status is not LibraryStatus.NOT_LOADED]
+    libraries = format_items(len(covered), "library", "libraries")
+    size = sum(row.unused_bytes for row in covered)
     what = f"{format_bytes(size)} of CPU code in {libraries}"
-    if verdict.proved:
-        return f"Proved on {printable(verdict.processor.model)}: no test needs {what}."
-    return "\n".join(itemize(f"Not proved that no test needs {what}:", verdict.reasons))
+    if proof.proved:
+        return f"Proved on {printable(proof.processor.model)}: no test needs {what}."
+    return "\n".join(itemize(f"Not proved that no test needs {what}:", proof.reasons))

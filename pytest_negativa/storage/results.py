@@ -25,10 +25,8 @@ from pytest_negativa.models.report import REPORT_VERSION, RunReport
 from pytest_negativa.models.snapshot import SNAPSHOT_VERSION, Snapshot
 from pytest_negativa.models.trace import DIGESTS_VERSION, USAGE_VERSION, TracedLibrary, Usage
 from pytest_negativa.models.verdict import (
-    PAGE_VERDICT_VERSION,
     VERDICT_VERSION,
-    NeededSpan,
-    PageVerdict,
+    Need,
     Verdict,
 )
 from pytest_negativa.storage.maps import load_map
@@ -51,9 +49,9 @@ _NEGATIVA_ML_VERSION = 1
 _SPANS_VERSION = 2
 """Of the spans file. History: 2 adds ``used_kernels``; 1 is the first."""
 
-_HEALED_VERSION = 3
-"""Of ``healed.json``. History: 3 has cubins as a whole; 2 has no parts of an unfinished search; 1
-is the first."""
+_HEALED_VERSION = 4
+"""Of ``healed.json``. History: 4 has needs; 3 has cubins as a whole; 2 has no parts of an
+unfinished search; 1 is the first."""
 
 _MAX_BASELINE = 64 << 20
 """Bytes at a URL. A baseline of PyTorch with NVIDIA's libraries has 100 kB."""
@@ -212,27 +210,25 @@ def _plan_files(run: Run) -> tuple[Path, ...]:
     return paths
 
 
-def load_healed(run: Run) -> tuple[NeededSpan, ...]:
+def load_healed(run: Run) -> tuple[Need, ...]:
     """All that healing gave back in a run's plans.
 
     Raises:
         StoreError: the file can't be read.
     """
-    return load_rows(
-        run.healed_file, NeededSpan, _HEALED_VERSION, "a list of healed spans", _REMOVE
-    )
+    return load_rows(run.healed_file, Need, _HEALED_VERSION, "a list of healed spans", _REMOVE)
 
 
-def save_healed(run: Run, spans: Iterable[NeededSpan]) -> None:
+def save_healed(run: Run, needs: Iterable[Need]) -> None:
     """Note what healing gave back, so that planning the run again keeps it.
 
     Args:
-        spans: all that was given back, by earlier healing, too.
+        needs: all that was given back, by earlier healing, too.
 
     Raises:
         StoreError: the file can't be written.
     """
-    write_rows(run.healed_file, dict.fromkeys(spans), _HEALED_VERSION, indent=1)
+    write_rows(run.healed_file, dict.fromkeys(needs), _HEALED_VERSION, indent=1)
 
 
 def save_opened(run: Run, opened: Sequence[WatchedFiles]) -> None:
@@ -324,21 +320,6 @@ def load_verdict(run: Run) -> Verdict | None:
         StoreError: the file can't be read.
     """
     return load_if_there(run.verdict_file, Verdict, VERDICT_VERSION, "a verdict", "verify again")
-
-
-def load_page_verdict(run: Run) -> PageVerdict | None:
-    """The last verdict on the CPU code of a run; None if there is none.
-
-    Raises:
-        StoreError: the file can't be read.
-    """
-    return load_if_there(
-        run.page_verdict_file,
-        PageVerdict,
-        PAGE_VERDICT_VERSION,
-        "a verdict on CPU code",
-        "verify again",
-    )
 
 
 def _load_plan(path: Path) -> LibraryPlan:

@@ -19,7 +19,7 @@ A run's folder, ``.negativa/RUN/``, holds:
 - ``partial``: why its plans must not make anything smaller; absent if they may.
 - ``incomplete``: why code may have been used that the plans don't know of; absent if none was.
 - ``verify/``: a folder for each verification, with a folder for each of its rounds.
-- ``verdict.json``: the last verdict; ``cpu-verdict.json``: that on CPU code.
+- ``verdict.json``: the last verdict.
 - ``healed.json``: what healing gave back.
 
 The folder of a round holds ``trace/`` and ``tests.jsonl`` like that of a run; ``round.json``, which
@@ -140,7 +140,6 @@ class Run:
     page_logs = _Place("cpu")
     page_log_files = _Place("cpu/files.json")
     host_usage_file = _Place("cpu.json")
-    page_verdict_file = _Place("cpu-verdict.json")
     map_dir = _Place("map")
     plan_dir = _Place("plan")
     spans_dir = _Place("spans")

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.settings import Verify
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Phase, Usage
-from pytest_negativa.models.verdict import ProvedLibrary, WorkDifference
+from pytest_negativa.models.verdict import Need, ProvedLibrary
 from pytest_negativa.processes.redirect import (
     read_logs,
     why_not_redirected,
@@ -103,7 +104,14 @@ class Attempt:
     armed: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     touches: Touches = field(default_factory=Touches)
     repeated: Usage | None = None
-    again: tuple[WorkDifference, ...] = ()
+    again: tuple[Need, ...] = ()
+
+    @property
+    def planned(self) -> tuple[AnalyzedLibrary, ...]:
+        """The libraries with the plans that were tried."""
+        tried = {plan.library.path: plan for plan in self.plans}
+        known = (one for one in self.traced.planned if one.plan.library.path in tried)
+        return tuple(replace(one, plan=tried[one.plan.library.path]) for one in known)
 
     @property
     def after(self) -> dict[str, TestResult]:

@@ -6,38 +6,35 @@ touches a file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from types import MappingProxyType
 
 from msgspec.structs import replace
 
 from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.plan import LibraryPlan
-from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary, Reconstruction
+from pytest_negativa.models.reconstruction import FILL, ReconstructedLibrary
 from pytest_negativa.models.round import MOST_RERUNS
 from pytest_negativa.models.settings import Granularity
 from pytest_negativa.models.spans import Span, intersection, size, union
 from pytest_negativa.models.trace import UNENDED
 from pytest_negativa.models.verdict import (
     NEEDS,
-    STAYING,
     TESTS_DIFFER,
     VERDICT_VERSION,
     LibraryStatus,
+    Need,
     ProvedLibrary,
     RoundFacts,
     TestVerdict,
     Verdict,
-    WorkDifference,
-    WorkKind,
+    Witness,
 )
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.outcomes import by_nodeid
 from pytest_negativa.verifying.evidence import (
     Attempt,
-    LoadEvidence,
     count_gpu_tests,
     libraries_by_test,
 )
@@ -62,7 +59,6 @@ from pytest_negativa.verifying.same_work import (
     without,
     work_of_part,
 )
-from pytest_negativa.verifying.used_again import spans_of
 
 _UNWATCHED = (
     "the traced run did not watch GPU code, so nothing shows what the missing work may need; if "
@@ -85,50 +81,47 @@ def judge(attempt: Attempt) -> Verdict:
     work = _compare_work(attempt, flaky, as_started=not changes, needs_only=bool(reasons))
     if attempt.usage.loads_eagerly and not traced.usage.loads_eagerly:
         # Such a process asks for every kernel of what it loads, and swallows the driver's errors.
-        work = tuple(d for d in work if d.kind not in NEEDS)
+        work = tuple(d for d in work if d.witness not in NEEDS)
         reasons.append(
             "the copies ran with CUDA_MODULE_LOADING=EAGER, and the trace did not: that compares "
             "outcomes, and proves nothing; prove with lazy loading, or trace eagerly, too"
         )
-    kept = (*what_stays(attempt, work), *spans_of(attempt.again, attempt.plans))
-    kept = tuple({(span.library, span.start): span for span in kept}.values())
+    kept = (*what_stays(attempt, work), *attempt.again)
     attempt = without(attempt, kept)
-    work += attempt.again
-    against = [d for d in work if d.kind not in STAYING]
+    against = [need for need in work if need.is_against]
     reasons += reasons_of_work(against, attempt.usage)
     if changes and against:
         reasons.append(
             f"the tests were started otherwise than when traced ({'; '.join(changes)}); start them "
             "alike, or trace again"
         )
-    elif against and not traced.usage.is_witness and all(d.kind not in NEEDS for d in against):
+    elif against and not traced.usage.is_witness and all(d.witness not in NEEDS for d in against):
         reasons.append(_UNWATCHED)
-    libraries = tuple(
-        judge_libraries(
-            attempt.plans,
-            attempt.reconstruction,
-            attempt.loads,
-            traced.loaded,
-            tests_agree=not reasons,
-            left_out=details_by_library(against),
-            unlogged=_why_unlogged(attempt),
-            opened=attempt.opened,
-            held=attempt.held,
-            armed={p: s for p, s in attempt.armed.items() if p in attempt.touches.watched},
-        )
-    )
+    libraries = tuple(judge_libraries(attempt, details_by_library(against) if reasons else None))
     reasons += reasons_of_libraries(libraries, traced.loaded)
-    files = attempt.files
-    if reasons:
-        files = tuple(
-            replace(row, status=LibraryStatus.NOT_PROVED, detail=TESTS_DIFFER)
-            if row.status is LibraryStatus.PROVED
-            else row
-            for row in files
-        )
+    return replace(
+        verdict_of(attempt, tests, reasons),
+        libraries=(*libraries, *(doubt(attempt.files) if reasons else attempt.files)),
+        changes=changes,
+        needs=(*work, *kept),
+    )
+
+
+def doubt(rows: Iterable[ProvedLibrary]) -> tuple[ProvedLibrary, ...]:
+    """The rows if something else speaks against what they prove."""
+    return tuple(
+        replace(row, status=LibraryStatus.NOT_PROVED, detail=TESTS_DIFFER)
+        if row.status is LibraryStatus.PROVED
+        else row
+        for row in rows
+    )
+
+
+def verdict_of(attempt: Attempt, tests: TestEvidence, reasons: Sequence[str]) -> Verdict:
+    """The verdict on an attempt, of which nothing but its tests is judged."""
     return Verdict(
         format_version=VERDICT_VERSION,
-        run_id=traced.run_id,
+        run_id=attempt.traced.run_id,
         proved=not reasons,
         reasons=tuple(reasons),
         command=attempt.program.command,
@@ -140,12 +133,9 @@ def judge(attempt: Attempt) -> Verdict:
         created_ns=attempt.ended_ns,
         devices=attempt.usage.devices,
         versions=attempt.versions,
-        libraries=(*libraries, *files),
-        tests=verdicts,
+        libraries=(),
+        tests=judge_tests(tests),
         rounds=tuple(map(facts_of, attempt.all_rounds)),
-        changes=changes,
-        work=work,
-        kept=kept,
     )
 
 
@@ -155,7 +145,7 @@ def _compare_work(
     *,
     as_started: bool,
     needs_only: bool,
-) -> tuple[WorkDifference, ...]:
+) -> tuple[Need, ...]:
     places = Places(attempt.reconstruction)
     sessions = commands_of(attempt.traced, attempt.all_rounds)
     traced = Work.of(attempt.traced.usage, places, sessions)
@@ -167,19 +157,21 @@ def _compare_work(
         *compare_work(traced, copies, flaky, launches=attempt.compare_launches),
         *refused_work(traced, copies),
     )
-    refused = {(d.library, d.image) for d in work if d.kind is WorkKind.REFUSED}
+    refused = {(d.library, d.image) for d in work if d.witness is Witness.REFUSED}
     # To refuse a kernel, the driver read the headers of its region; the refusal says more.
-    work += tuple(d for d in attempt.touches.work if (d.library, d.image) not in refused)
+    work += tuple(d for d in attempt.touches.needs if (d.library, d.image) not in refused)
     if needs_only:
-        work = tuple(d for d in work if d.kind in NEEDS)
+        work = tuple(d for d in work if d.witness in NEEDS)
     work = name_holders(work, attempt.traced.planned)
     # The traced run is a witness if it watched pages, loaded GPU code lazily, was traced to its
     # end, and was started as the tests on the copies were. Then such work speaks against nothing.
     if as_started and attempt.traced.usage.is_witness:
-        work = tuple(d if d.kind in NEEDS else replace(d, kind=WorkKind.NOT_REPEATED) for d in work)
+        work = tuple(
+            d if d.witness in NEEDS else replace(d, witness=Witness.NOT_REPEATED) for d in work
+        )
     planned = {plan.library.path for plan in attempt.plans}
     # Programs ask the driver for code of their own that is not there, too.
-    return tuple(d for d in work if d.kind is not WorkKind.REFUSED or d.library in planned)
+    return tuple(d for d in work if d.witness is not Witness.REFUSED or d.library in planned)
 
 
 def _why_unlogged(attempt: Attempt) -> dict[str, str]:
@@ -340,110 +332,61 @@ def reasons_of_outcomes(tests: TestEvidence, verdicts: Collection[TestVerdict]) 
         yield "no test ended as in the traced run"
 
 
-def judge_libraries(
-    plans: Collection[LibraryPlan],
-    reconstruction: Reconstruction,
-    loads: LoadEvidence,
-    loaded_when_traced: Collection[str],
-    *,
-    tests_agree: bool,
-    left_out: Mapping[str, str] = MappingProxyType({}),
-    unlogged: Mapping[str, str] = MappingProxyType({}),
-    opened: Mapping[str, str] = MappingProxyType({}),
-    held: Mapping[str, str] = MappingProxyType({}),
-    armed: Mapping[str, tuple[Span, ...]] = MappingProxyType({}),
-) -> Iterator[ProvedLibrary]:
+def judge_libraries(attempt: Attempt, doubts: Mapping[str, str] | None) -> Iterator[ProvedLibrary]:
     """Each library with a plan, the one with the most unused bytes first.
 
     Args:
-        left_out: by real path: what of a library was not used on the copies.
-        unlogged: by real path: why not all is known that processes asked the driver for.
-        opened, held: see ``Attempt``.
-        armed: see ``Attempt``.
+        doubts: by real path: what of a library was not used on the copies; None if nothing speaks
+            against the tests and their work.
     """
-    copies = {c.library.path: c for c in reconstruction.libraries}
-    for plan in sorted(plans, key=lambda p: (-p.unused_bytes, p.library.path)):
+    loads, made, unlogged = attempt.loads, attempt.reconstruction, _why_unlogged(attempt)
+    copies = {c.library.path: c for c in made.libraries}
+    for plan in sorted(attempt.plans, key=lambda p: (-p.unused_bytes, p.library.path)):
         path = plan.library.path
         copy = copies.get(path)
-        loaded = path in loaded_when_traced
-        status, detail = _status(
-            plan,
-            copy,
-            reconstruction.refused.get(path),
-            loads,
-            loaded=loaded,
-            doubt=None if tests_agree else left_out.get(path, TESTS_DIFFER),
-            opened=opened.get(path),
-            unlogged=unlogged.get(path),
+        armed = attempt.armed.get(path, ()) if path in attempt.touches.watched else ()
+        # The first that is said decides.
+        rules = (
+            (LibraryStatus.NOT_PROVED, made.refused.get(path)),
+            (LibraryStatus.NOTHING_UNUSED, None if plan.unused_bytes or plan.trimmed else ""),
+            (LibraryStatus.NOT_SUBSTITUTED, loads.unsubstituted.get(path)),
+            (LibraryStatus.NOT_PROVED, loads.originals.get(path)),
+            (LibraryStatus.NOT_PROVED, attempt.opened.get(path)),
+            (
+                LibraryStatus.NOT_SUBSTITUTED,
+                None
+                if loads.copies.get(path)
+                else "no process loaded its copy"
+                if path in attempt.traced.loaded
+                else "the tests don't load it",
+            ),
+            (LibraryStatus.NOT_PROVED, loads.incomplete),
+            (LibraryStatus.NOTHING_UNUSED, None if copy and copy.changes_code else ""),
+            (LibraryStatus.NOT_PROVED, None if doubts is None else doubts.get(path, TESTS_DIFFER)),
+            # No page of a kept cubin is armed: only the driver tells of functions that it lacks.
+            (
+                LibraryStatus.NOT_PROVED,
+                f"functions were removed from kept cubins, and a process was not traced to its end "
+                f"on the copies, so whether it asked for them is not known: {unlogged[path]}"
+                if copy and copy.repacked and path in unlogged
+                else None,
+            ),
+            (LibraryStatus.PROVED, ""),
         )
-        row = _row(plan, copy, armed.get(path, ()), status, detail)
-        noted = [held[path]] if path in held else []
-        yield replace(
-            row,
+        status, detail = next((status, text) for status, text in rules if text is not None)
+        row = replace(
+            ProvedLibrary.unproved(plan),
+            status=status,
+            detail=detail or None,
             processes=len(loads.copies.get(path, ())),
-            notes=(*row.notes, *noted),
+            notes=(attempt.held[path],) if path in attempt.held else (),
         )
+        yield row if copy is None else _with_copy(row, plan, copy, armed)
 
 
-def _status(
-    plan: LibraryPlan,
-    copy: ReconstructedLibrary | None,
-    refused: str | None,
-    loads: LoadEvidence,
-    *,
-    loaded: bool,
-    doubt: str | None,
-    opened: str | None,
-    unlogged: str | None,
-) -> tuple[LibraryStatus, str | None]:
-    """The status of one library, and why it is not proved.
-
-    Args:
-        refused: why no copy could be written.
-        loaded: whether the traced run had it mapped.
-        doubt: why the tests prove nothing.
-        opened: how the original was opened meanwhile, if it was.
-        unlogged: why not all is known that processes asked the driver for, if it isn't.
-    """
-    path = plan.library.path
-    if refused is not None:
-        return LibraryStatus.NOT_PROVED, refused
-    if not plan.unused_bytes and not plan.trimmed:
-        return LibraryStatus.NOTHING_UNUSED, None
-    if path in loads.unsubstituted:
-        return LibraryStatus.NOT_SUBSTITUTED, loads.unsubstituted[path]
-    if path in loads.originals:
-        return LibraryStatus.NOT_PROVED, loads.originals[path]
-    if opened is not None:
-        return LibraryStatus.NOT_PROVED, opened
-    if not loads.copies.get(path):
-        detail = "no process loaded its copy" if loaded else "the tests don't load it"
-        return LibraryStatus.NOT_SUBSTITUTED, detail
-    if loads.incomplete is not None:
-        return LibraryStatus.NOT_PROVED, loads.incomplete
-    if not (copy and copy.changes_code):
-        return LibraryStatus.NOTHING_UNUSED, None
-    if doubt is not None:
-        return LibraryStatus.NOT_PROVED, doubt
-    if copy.repacked and unlogged is not None:
-        # No page of a kept cubin is armed: only the driver tells of the functions that it lacks.
-        return LibraryStatus.NOT_PROVED, (
-            f"functions were removed from kept cubins, and a process was not traced to its end on "
-            f"the copies, so whether it asked for them is not known: {unlogged}"
-        )
-    return LibraryStatus.PROVED, None
-
-
-def _row(
-    plan: LibraryPlan,
-    copy: ReconstructedLibrary | None,
-    armed: Sequence[Span],
-    status: LibraryStatus,
-    detail: str | None,
+def _with_copy(
+    row: ProvedLibrary, plan: LibraryPlan, copy: ReconstructedLibrary, armed: Sequence[Span]
 ) -> ProvedLibrary:
-    row = replace(ProvedLibrary.unproved(plan), status=status, detail=detail)
-    if copy is None:
-        return row
     # Of the copy, not of the plan: code that could not be overwritten isn't proved.
     watched = union(intersection(copy.unused, armed))
     saved = copy.unused_bytes + sum(c.stored_before - c.stored_after for c in copy.repacked)
@@ -453,7 +396,7 @@ def _row(
         unused_bytes=copy.unused_bytes,
         unused_elements=copy.elements,
         trimmed={c.start: c.filled for c in copy.repacked},
-        notes=_notes(copy),
+        notes=(*_notes(copy), *row.notes),
         trimmed_code_bytes=sum(c.code_bytes for c in copy.repacked),
         left_bytes=plan.code_bytes - saved,
         copy_size=copy.library.size if copy.compaction is None else copy.compaction.size,

@@ -9,39 +9,37 @@ show nothing else.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
 from pytest_negativa.errors import refusing
 from pytest_negativa.hostcode.gather import load_files, require_usage, unite
-from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.hostcode import FileKey, HostFile, HostLibrary, HostUsage
-from pytest_negativa.models.reconstruction import (
-    FILL,
-    RECONSTRUCTION_VERSION,
-    Reconstruction,
-)
+from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
-from pytest_negativa.models.settings import Settings
-from pytest_negativa.models.spans import minus, size
-from pytest_negativa.models.verdict import PAGE_VERDICT_VERSION, PageVerdict, ProvedPages
+from pytest_negativa.models.spans import PAGE_SIZE, minus, size, union
+from pytest_negativa.models.verdict import (
+    CpuProof,
+    LibraryStatus,
+    Need,
+    ProvedLibrary,
+    Verdict,
+    Witness,
+)
+from pytest_negativa.reporting.units import format_items
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import PAGES_SUFFIX, Run, files_in
-from pytest_negativa.tracing.merge import merge_traces
-from pytest_negativa.verifying.evidence import Attempt
 from pytest_negativa.verifying.judge import (
     TestEvidence,
+    doubt,
     evidence_of_tests,
     facts_of,
     judge_tests,
     reasons_of_outcomes,
+    verdict_of,
 )
-from pytest_negativa.verifying.round_runner import RoundRunner
-from pytest_negativa.verifying.rounds import RoundResult
-from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.verification import Verification
 
 UNAUDITED = (
@@ -55,144 +53,130 @@ UNCOMPARED = (
 
 
 def judge_pages(
-    evidence: TestEvidence,
-    traced: HostUsage,
-    found: HostUsage,
-    rounds: Sequence[RoundResult],
-    *,
-    run_id: str,
-    compares_ends: bool,
-) -> PageVerdict:
-    """The verdict that follows from one run of all tests. Pure: nothing here touches a file.
+    tests: TestEvidence, traced: HostUsage, found: HostUsage, *, compares_ends: bool
+) -> CpuProof:
+    """What follows from one run of all tests. Pure: nothing here touches a file.
 
     Args:
-        evidence: how the tests ended, and what else speaks against the run.
+        tests: how the tests ended, and what else speaks against the run.
         traced, found: the pages that the traced run and the rounds touched.
-        rounds: every start of the program.
-        run_id: the traced run.
         compares_ends: whether the ends of other processes than the first are compared.
     """
-    libraries = {library.sha256: library for library in found.libraries}
-    tests = judge_tests(evidence)
+    verdicts = judge_tests(tests)
+    by_content = {library.sha256: library for library in found.libraries}
     rows = tuple(
-        _judge_library(library, libraries.get(library.sha256))
+        _judge_library(library, by_content.get(library.sha256))
         for library in traced.libraries
         if library.unwatched is None
     )
     reasons = [f"the traced run is not complete: {text}" for text in traced.incomplete]
     reasons += [f"the proof is not complete: {text}" for text in found.incomplete]
-    reasons += reasons_of_outcomes(evidence, tests)
-    against = [row for row in rows if row.detail is not None and not row.left_out]
-    reasons += [f"{row.path}: {row.detail}" for row in against]
-    if all(row.left_out for row in rows):
+    reasons += reasons_of_outcomes(tests, verdicts)
+    reasons += [f"{r.path}: {r.detail}" for r in rows if r.status is LibraryStatus.NOT_PROVED]
+    if all(row.status is LibraryStatus.NOT_LOADED for row in rows):
         reasons.append("no process loaded a library with untouched pages")
-    return PageVerdict(
-        format_version=PAGE_VERDICT_VERSION,
-        run_id=run_id,
+    return CpuProof(
         proved=not reasons,
         reasons=tuple(reasons),
         processor=found.processors[0],
         limits=(UNAUDITED,) if compares_ends else (UNAUDITED, UNCOMPARED),
-        libraries=rows,
-        tests=tests,
-        rounds=tuple(map(facts_of, rounds)),
+        libraries=doubt(rows) if reasons else rows,
+        tests=tuple(test for test in verdicts if test.differs and not test.flaky),
     )
 
 
-def _judge_library(traced: HostLibrary, found: HostLibrary | None) -> ProvedPages:
-    missed = () if found is None else tuple(minus(found.touched, traced.touched))
-    detail = None
+def _judge_library(traced: HostLibrary, found: HostLibrary | None) -> ProvedLibrary:
     if found is None:
-        detail = "left out: no process of the proof loaded it"
+        status, detail = LibraryStatus.NOT_LOADED, "left out: no process of the proof loaded it"
     elif found.unwatched is not None:
-        detail = "a process could touch all of its pages"
-    return ProvedPages(
+        status, detail = LibraryStatus.NOT_PROVED, "a process could touch all of its pages"
+    else:
+        status, detail = LibraryStatus.PROVED, None
+    left = size(union((*traced.touched, *(() if found is None else found.touched))))
+    return ProvedLibrary(
         path=traced.paths[0],
+        soname=None,
+        build_id=traced.build_id,
+        size=traced.size,
         sha256=traced.sha256,
-        untouched_bytes=traced.watched_bytes - traced.touched_bytes - size(missed),
-        missed=missed,
+        copy_sha256=None,
+        status=status,
         detail=detail,
-        left_out=found is None,
+        code_bytes=traced.watched_bytes,
+        unused_bytes=traced.watched_bytes - left,
+        elements=traced.watched_bytes // PAGE_SIZE,
+        unused_elements=(traced.watched_bytes - left) // PAGE_SIZE,
+        trimmed_code_bytes=0,
+        left_bytes=left,
+        processes=0,
+        spans=(),
     )
 
 
-def prove_pages(
-    run: Run,
-    settings: Settings,
-    runner: RoundRunner,
-    status: int | None = None,
-    attempt: Attempt | None = None,
-) -> PageVerdict:
-    """Prove the trace of a run's CPU code by one more run of its tests, which is traced, too.
+def missed_pages(traced: HostUsage, found: HostUsage) -> Iterator[Need]:
+    """The pages that the proof alone touched, by library."""
+    touched = {library.sha256: library.touched for library in found.libraries}
+    for library in traced.libraries:
+        missed = tuple(minus(touched.get(library.sha256, ()), library.touched))
+        if missed and library.unwatched is None:
+            places = ", ".join(f"{start:#x}-{end:#x}" for start, end in missed[:5])
+            count = format_items(size(missed) // PAGE_SIZE, "page", "pages")
+            yield Need(
+                witness=Witness.TOUCHED_AGAIN,
+                library=library.paths[0],
+                spans=missed,
+                kernel=f"{count} (file offsets {places})",
+                test="the second watched run",
+                kept=True,
+            )
+
+
+def prove_pages(verification: Verification, verdict: Verdict | None) -> Verdict:
+    """The verdict with the proof of CPU code: by the last run on copies, else by one more run.
+
+    What that run touched joins the traced run.
 
     Args:
-        runner: runs the rounds.
-        status: exit status of the traced process; None if no supervisor saw it.
-        attempt: a run of all tests on copies that traced CPU code; None: they run now.
+        verdict: on GPU code; None if there is none. If it is proved, the last attempt was a whole
+            run, and shows what CPU code the tests need.
 
     Raises:
         NegativaError: files of the run can't be read or written.
         Stopped: a signal asked this process to end.
     """
-    proof = _PageProof(run, settings, runner, status)
-    return proof.judge(attempt or proof.attempt(()))
+    attempt = verification.attempted if verdict is not None and verdict.proved else None
+    attempt = attempt or verification.attempt(None)
+    run = verification.traced.run
+    traced, files = require_usage(run), load_files(run).files
+    known = (*files, *_copies_of(files, attempt.reconstruction))
+    # Copies of earlier attempts are gone. What ran again on the originals counts, too.
+    again = (r for r in attempt.all_rounds if r.kind is RoundKind.ORIGINAL and r.run.has_pages)
+    rounds = [result.run for result in (*attempt.rounds, *again)]
+    found = unite([require_usage(one, known) for one in rounds])
+    tests = evidence_of_tests(attempt)
+    proof = judge_pages(tests, traced, found, compares_ends=bool(run.trace_files()))
+    missed = tuple(missed_pages(traced, found))
+    loaded, before = ({one.sha256 for one in usage.libraries} for usage in (found, traced))
+    if loaded - before or missed:
+        _add_to_trace(run, rounds, attempt.reconstruction)
+    verdict = verdict or verdict_of(attempt, tests, proof.reasons)
+    facts = tuple(map(facts_of, attempt.all_rounds))
+    return replace(verdict, needs=(*verdict.needs, *missed), rounds=facts, cpu=proof)
 
 
-class _PageProof(Verification):
-    """One proof: reads what tests touched that ran on copies, or runs them on the originals."""
+def _add_to_trace(run: Run, rounds: Iterable[Run], reconstruction: Reconstruction) -> None:
+    """Add what rounds touched to the trace of a run.
 
-    where = "tracing CPU code"
-
-    def __init__(
-        self, run: Run, settings: Settings, runner: RoundRunner, status: int | None
-    ) -> None:
-        usage = load_usage(run) or merge_traces(())
-        traced = TracedRun(run, (), usage, runner.session, status)
-        super().__init__(traced, settings, runner, cpu=True)
-        self.record = run.page_verdict_file
-
-    def judge(self, attempt: Attempt) -> PageVerdict:
-        """Judge what no run touched, add the rest to the traced run, and write the verdict."""
-        run = self.traced.run
-        pages, files = require_usage(run), load_files(run).files
-        known = (*files, *_copies_of(files, attempt.reconstruction))
-        # Copies of earlier attempts are gone. What ran again on the originals counts, too.
-        again = (r for r in attempt.all_rounds if r.kind is RoundKind.ORIGINAL and r.run.has_pages)
-        rounds = [result.run for result in (*attempt.rounds, *again)]
-        found = unite([require_usage(one, known) for one in rounds])
-        verdict = judge_pages(
-            evidence_of_tests(attempt),
-            pages,
-            found,
-            attempt.all_rounds,
-            run_id=run.run_id,
-            compares_ends=bool(run.trace_files()),
-        )
-        loaded, traced = ({one.sha256 for one in usage.libraries} for usage in (found, pages))
-        if loaded - traced or any(row.missed for row in verdict.libraries):
-            self._add_to_trace(rounds, attempt.reconstruction)
-        write_record(self.record, verdict, indent=1)
-        return verdict
-
-    def _write_copies(self, planned: Sequence[AnalyzedLibrary]) -> Reconstruction:
-        return Reconstruction(
-            format_version=RECONSTRUCTION_VERSION, root="", fill=FILL, libraries=(), refused={}
-        )
-
-    def _add_to_trace(self, rounds: Iterable[Run], reconstruction: Reconstruction) -> None:
-        """Add what rounds touched to the trace of the run.
-
-        Raises:
-            StoreError: a file can't be read or written.
-        """
-        run = self.traced.run
-        logs, record = run.page_logs, load_files(run)
-        files = (*record.files, *_copies_of(record.files, reconstruction))
-        write_record(run.page_log_files, replace(record, files=tuple(dict.fromkeys(files))))
-        with refusing(logs, "written"):
-            for one in rounds:
-                for path in files_in(one.page_logs, PAGES_SUFFIX):
-                    write_atomically(logs / path.name, path.read_bytes())
+    Raises:
+        StoreError: a file can't be read or written.
+    """
+    logs, record = run.page_logs, load_files(run)
+    files = (*record.files, *_copies_of(record.files, reconstruction))
+    write_record(run.page_log_files, replace(record, files=tuple(dict.fromkeys(files))))
+    with refusing(logs, "written"):
+        for one in rounds:
+            for path in files_in(one.page_logs, PAGES_SUFFIX):
+                write_atomically(logs / path.name, path.read_bytes())
 
 
 def _copies_of(files: Iterable[HostFile], reconstruction: Reconstruction) -> Iterator[HostFile]:

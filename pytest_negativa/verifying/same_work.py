@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
-from pytest_negativa.models.spans import MovedSpan, covers, minus
+from pytest_negativa.models.spans import MovedSpan, Span, covers, minus
 from pytest_negativa.models.trace import (
     LAUNCHES_CUT,
     Context,
@@ -36,12 +36,8 @@ from pytest_negativa.models.trace import (
     Usage,
     UsageProcess,
 )
-from pytest_negativa.models.verdict import (
-    NeededSpan,
-    WorkDifference,
-    WorkKind,
-)
-from pytest_negativa.planning.keep_needed import iter_removed, keep_needed_spans, of_each_path
+from pytest_negativa.models.verdict import Need, Witness
+from pytest_negativa.planning.keep_needed import iter_removed, keep_needed
 from pytest_negativa.reporting.units import format_names
 from pytest_negativa.verifying.evidence import Attempt
 from pytest_negativa.verifying.process_ends import command_of
@@ -239,11 +235,11 @@ def refusals_of(usage: Usage, places: Places) -> dict[tuple[str, Use], tuple[int
     return refused
 
 
-def refused_work(traced: Work, copies: Work) -> tuple[WorkDifference, ...]:
+def refused_work(traced: Work, copies: Work) -> tuple[Need, ...]:
     """Refusals of the driver on the copies that the traced run did not have."""
     return tuple(
-        WorkDifference(
-            kind=WorkKind.REFUSED,
+        Need(
+            witness=Witness.REFUSED,
             library=use.library,
             image=f"{use.image:#x}" if isinstance(use.image, int) else None,
             kernel=use.kernel,
@@ -258,7 +254,7 @@ def refused_work(traced: Work, copies: Work) -> tuple[WorkDifference, ...]:
 
 def compare_work(
     traced: Work, copies: Work, flaky: Collection[str], *, launches: bool
-) -> tuple[WorkDifference, ...]:
+) -> tuple[Need, ...]:
     """Work of the traced run that is missing on the copies.
 
     Args:
@@ -266,8 +262,8 @@ def compare_work(
         launches: compare launched kernels, too.
     """
     found = [
-        WorkDifference(
-            kind=WorkKind.NOT_USED,
+        Need(
+            witness=Witness.NOT_USED,
             library=use.library,
             image=f"{use.image:#x}" if isinstance(use.image, int) else use.image,
             kernel=use.kernel,
@@ -279,7 +275,7 @@ def compare_work(
     ]
     may_vary = {*flaky, *traced.cut, *copies.cut}
     found += (
-        WorkDifference(kind=WorkKind.NOT_LAUNCHED, kernel=kernel, test=test, nodeid=test)
+        Need(witness=Witness.NOT_LAUNCHED, kernel=kernel, test=test, nodeid=test)
         for test, kernels in traced.launched.items()
         if launches and test not in may_vary
         for kernel in sorted({*kernels}.difference(copies.launched.get(test, ())))
@@ -287,9 +283,7 @@ def compare_work(
     return tuple(sorted(found, key=lambda d: (d.library or "", d.test)))
 
 
-def name_holders(
-    work: Iterable[WorkDifference], planned: Collection[AnalyzedLibrary]
-) -> tuple[WorkDifference, ...]:
+def name_holders(work: Iterable[Need], planned: Collection[AnalyzedLibrary]) -> tuple[Need, ...]:
     """Add the library that holds a kernel to differences that don't tell it."""
     work = tuple(work)
     wanted = {d.kernel for d in work if d.library is None}
@@ -302,65 +296,63 @@ def name_holders(
     return tuple(d if d.library else replace(d, library=holders.get(d.kernel or "")) for d in work)
 
 
-def reasons_of_work(work: Collection[WorkDifference], copies: Usage) -> Iterator[str]:
+def reasons_of_work(work: Collection[Need], copies: Usage) -> Iterator[str]:
     """Reasons against a proof from the work that speaks against it."""
-    for kind in WorkKind:
-        if of_kind := [d for d in work if d.kind is kind]:
-            yield _first_of(of_kind)
+    for witness in Witness:
+        if shown := [d for d in work if d.witness is witness]:
+            yield _first_of(shown)
     if work and copies.incomplete:
         yield f"tracing on the copies was incomplete: {copies.incomplete[0].text}"
 
 
-def details_by_library(work: Iterable[WorkDifference]) -> dict[str, str]:
+def details_by_library(work: Iterable[Need]) -> dict[str, str]:
     """By path or file name: what of a library was not used on the copies."""
-    by_library: dict[str, list[WorkDifference]] = defaultdict(list)
+    by_library: dict[str, list[Need]] = defaultdict(list)
     for difference in work:
         if difference.library is not None:
             by_library[difference.library].append(difference)
     return {library: _first_of(found) for library, found in by_library.items()}
 
 
-def _first_of(work: Sequence[WorkDifference]) -> str:
-    return f"{work[0].kind.value}: {format_names((one.detail for one in work), 1)}"
+def _first_of(work: Sequence[Need]) -> str:
+    return f"{work[0].witness.value}: {format_names((one.detail for one in work), 1)}"
 
 
-def what_stays(attempt: Attempt, work: Collection[WorkDifference]) -> tuple[NeededSpan, ...]:
+def what_stays(attempt: Attempt, work: Iterable[Need]) -> Iterator[Need]:
     """The removed code that must stay for the sake of work that was not repeated."""
-    left_out = [d for d in work if d.kind is WorkKind.NOT_REPEATED]
+    left_out = [d for d in work if d.witness is Witness.NOT_REPEATED]
     images, kernels = {d.image for d in left_out}, {d.kernel for d in left_out}
+    untouched = {u.library.path: u.untouched for u in attempt.traced.usage.libraries}
 
-    def spans() -> Iterator[NeededSpan]:
-        untouched = {u.library.path: u.untouched for u in attempt.traced.usage.libraries}
-        tried = {plan.library.path: plan for plan in attempt.plans}
-        for one in attempt.traced.planned:
-            path = one.plan.library.path
-            if path not in tried or path not in attempt.traced.loaded:
-                continue
-            trimmed = {cubin.start: cubin.kept for cubin in tried[path].trimmed}
-            for block in iter_removed(one.library_map, tried[path]):
-                start, end = block.payload
-                if start not in trimmed:
-                    stays = not covers(untouched[path], start, end)
-                else:
-                    is_used = not kernels.isdisjoint(trimmed[start])
-                    stays = is_used or hex(block.anchor) in images
-                if stays:
-                    yield NeededSpan(
-                        library=path, start=start, end=end, test="", found_by=WorkKind.NOT_REPEATED
-                    )
+    def stays(one: AnalyzedLibrary) -> Iterator[Span]:
+        trimmed = {cubin.start: cubin.kept for cubin in one.plan.trimmed}
+        for block in iter_removed(one.library_map, one.plan):
+            kept = trimmed.get(block.payload.start)
+            if kept is None:
+                is_kept = not covers(untouched[one.plan.library.path], *block.payload)
+            else:
+                is_kept = not kernels.isdisjoint(kept) or hex(block.anchor) in images
+            if is_kept:
+                yield block.payload
 
-    libraries = [one.plan.library for one in attempt.traced.planned]
-    return of_each_path(spans(), libraries) if left_out else ()
+    for one in attempt.planned if left_out else ():
+        library = one.plan.library
+        if library.path in attempt.traced.loaded and (spans := tuple(stays(one))):
+            yield Need(
+                witness=Witness.NOT_REPEATED,
+                library=library.path,
+                sha256=library.sha256,
+                spans=spans,
+                kept=True,
+            )
 
 
-def without(attempt: Attempt, stays: Collection[NeededSpan]) -> Attempt:
+def without(attempt: Attempt, kept: Collection[Need]) -> Attempt:
     """The attempt as if its copies still had this code: what ran with less proves that, too."""
-    if not stays:
-        return attempt
 
     def give_back(copy: ReconstructedLibrary) -> ReconstructedLibrary:
-        own = sorted((s.start, s.end) for s in stays if s.library == copy.library.path)
-        whole = [span for span in own if covers(copy.unused, *span)]
+        own = {span for n in kept if n.is_of(copy.library) for span in n.spans}
+        whole = [span for span in sorted(own) if covers(copy.unused, *span)]
         unused = tuple(minus(copy.unused, whole))
         return replace(
             copy,
@@ -373,6 +365,6 @@ def without(attempt: Attempt, stays: Collection[NeededSpan]) -> Attempt:
     made = attempt.reconstruction
     return dataclasses.replace(
         attempt,
-        plans=tuple(keep_needed_spans(plan, stays) for plan in attempt.plans),
+        plans=tuple(keep_needed(plan, kept) for plan in attempt.plans),
         reconstruction=replace(made, libraries=tuple(map(give_back, made.libraries))),
     )

@@ -12,21 +12,23 @@ from pathlib import Path
 from pytest_negativa.errors import SYSTEM_REFUSALS, ExitStatus, NegativaError, OptionError, Stopped
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.verdict import Verdict
 from pytest_negativa.processes.auditors import why_unwatchable
 from pytest_negativa.processes.page_watch import watch_pages
 from pytest_negativa.processes.programs import interruptible
 from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import fit, print_error, printable
-from pytest_negativa.reporting.verdict import render_page_verdict, render_verdict
+from pytest_negativa.reporting.verdict import render_cpu, render_verdict
+from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.verifying.evidence import Attempt
+from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.verifying.heal import verify_and_heal
 from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.page_proof import prove_pages
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
-from pytest_negativa.verifying.traced_run import load_traced_run
-from pytest_negativa.verifying.verification import Verification, compact_options
+from pytest_negativa.verifying.traced_run import TracedRun, load_traced_run
+from pytest_negativa.verifying.verification import Verification
 
 
 def run_supervisor(work: Callable[[], int]) -> int:
@@ -77,49 +79,60 @@ def verify_program(
         # A crossed limit changes the status of the traced session alone.
         own_status = None if settings.has_limits else result.status
     runner = RoundRunner(program, settings, run, _say, has_shown=traces)
-    reason = why_no_page_proof(run) if settings.cpu else None
     has_plan = bool(run.plan_files())
     is_located = run.usage_file.exists() or not run.trace_files()
-    if settings.cpu and not has_plan and run.has_pages and is_located:
-        # No GPU code was traced.
-        status = _prove_pages(run, settings, runner, own_status, reason) or status
-        _say(next_line(run))
-        return status
-    if traces and (not has_plan or run.failure is not None):
-        if reason is not None:
-            _say_unproved(reason)
+    # No GPU code was traced.
+    is_cpu_alone = settings.cpu and not has_plan and run.has_pages and is_located
+    if (reason := why_no_page_proof(run) if settings.cpu else None) is not None:
+        _say(f"negativa: no proof of CPU code: {printable(reason)}")
+        if is_cpu_alone:
+            _say(next_line(run))
+            return 1
+    if traces and not is_cpu_alone and (not has_plan or run.failure is not None):
         _say("negativa: nothing to verify: the traced run has no plan")
         report(run)
         if run.is_empty:
             run.remove_untraced()
         return status or 1
     run.hold()
-    traced = load_traced_run(run, settings, own_status)
+    if is_cpu_alone:
+        usage = load_usage(run) or merge_traces(())
+        traced = TracedRun(run, (), usage, runner.session, own_status)
+    else:
+        traced = load_traced_run(run, settings, own_status)
+    proves_cpu = settings.cpu and reason is None
+    verification = Verification(traced, settings, runner, cpu=proves_cpu)
+    verdict = None if is_cpu_alone else _prove_gpu(verification)
+    try:
+        if proves_cpu:
+            verdict = prove_pages(verification, verdict)
+            verification.write(verdict)
+            _show(render_cpu(verdict), proved=verdict.proves_cpu)
+    finally:
+        if has_plan:
+            report(run)  # Its page shows all of the verdict.
+    _say(next_line(run))
+    if verdict is None or not verdict.proved or (settings.cpu and not verdict.proves_cpu):
+        return 1
+    # The program's own exit status if all is proved.
+    return _shell_status(verdict.exit_status or 0) or status
+
+
+def _prove_gpu(verification: Verification) -> Verdict:
+    """Prove the plan, and show the verdict."""
+    settings, traced = verification.settings, verification.traced
     if settings.trace.level.counts_launches and not traced.usage.launches:
         _say(
             "negativa: the traced run counted no launches, so launches are not compared; trace "
             "with --negativa-level=launch"
         )
-    # Compacted copies have their code elsewhere.
-    traces_cpu = settings.cpu and reason is None and compact_options(settings) is None
-    verification = Verification(traced, settings, runner, cpu=traces_cpu)
     if settings.healing:
         verdict = verify_and_heal(verification)
     else:
-        verdict = judge(verification.attempt(verification.traced.planned))
+        verdict = judge(verification.attempt(traced.planned))
     verification.write(verdict)
     _show(render_verdict(verdict, settings.reports), proved=verdict.proved)
-    try:
-        pages = 0
-        if settings.cpu:
-            # The last attempt, if proved, was a whole run, and shows what CPU code the tests need.
-            attempt = verification.attempted if verdict.proved else None
-            pages = _prove_pages(run, settings, runner, own_status, reason, attempt)
-    finally:
-        report(run)  # Its page shows both verdicts.
-    _say(next_line(run))
-    # The program's own exit status if the plan is proved; else 1.
-    return (_shell_status(verdict.exit_status or 0) if verdict.proved else 1) or pages or status
+    return verdict
 
 
 def _shell_status(status: int) -> int:
@@ -139,36 +152,6 @@ def why_no_page_proof(run: Run) -> str | None:
     if (failure := run.failure) is not None:
         return f"the traced run failed: {failure}"
     return why_unwatchable()
-
-
-def _prove_pages(
-    run: Run,
-    settings: Settings,
-    runner: RoundRunner,
-    status: int | None,
-    reason: str | None,
-    attempt: Attempt | None = None,
-) -> int:
-    """Prove the trace of CPU code, and show the verdict; the status, 1 if it is not proved.
-
-    Args:
-        reason: why it can't be proved; None if it can.
-        attempt: see ``prove_pages``.
-    """
-    if reason is not None:
-        _say_unproved(reason)
-        return 1
-    run.hold()
-    verdict = prove_pages(run, settings, runner, status, attempt)
-    _show(render_page_verdict(verdict), proved=verdict.proved)
-    if not verdict.proved:
-        return 1
-    # The status of an attempt is that of its own verdict.
-    return 0 if attempt is not None else _shell_status(verdict.rounds[0].status)
-
-
-def _say_unproved(reason: str) -> None:
-    _say(f"negativa: no proof of CPU code: {printable(reason)}")
 
 
 def _trace(program: Program, settings: Settings) -> RoundResult:

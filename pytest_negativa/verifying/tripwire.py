@@ -28,7 +28,7 @@ from pytest_negativa.models.library import CodeFinder, LibraryMap
 from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.spans import PAGE_SIZE, Span, covers, intersection, minus, union, within
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import WorkDifference, WorkKind
+from pytest_negativa.models.verdict import Need, Witness
 from pytest_negativa.processes.auditors import why_unwatchable
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import Hole, Note
@@ -48,11 +48,11 @@ class Touches:
     """Armed code that the processes of the rounds touched.
 
     Attributes:
-        work: one difference for each element or region, the first process first.
+        needs: one for each element or region, the first process first.
         watched: real paths of the originals whose copies were armed in each process, to its end.
     """
 
-    work: tuple[WorkDifference, ...] = ()
+    needs: tuple[Need, ...] = ()
     watched: frozenset[str] = frozenset()
 
 
@@ -168,7 +168,7 @@ def read_touches(
     by_content: dict[str | None, list[ReconstructedLibrary]] = defaultdict(list)
     for copy in reconstruction.libraries:
         by_content[copy.library.sha256].append(copy)
-    work: dict[tuple[str, int], WorkDifference] = {}
+    needs: dict[tuple[str, int], Need] = {}
     watched: dict[str, bool] = {}
     logs = [one for r in rounds if (one := r.run.gpu_page_logs) is not None]
     for process in chain.from_iterable(map(read_page_logs, logs)):
@@ -181,17 +181,17 @@ def read_touches(
                     removed = (b for b in maps[path].iter_code() if covers(copy.unused, *b.payload))
                     finders[path] = CodeFinder(removed, maps[path].iter_regions())
                 for image, kernel in _touched(maps[path], finders[path], misses):
-                    difference = WorkDifference(
-                        kind=WorkKind.TOUCHED,
+                    need = Need(
+                        witness=Witness.TOUCHED,
                         library=path,
                         image=f"{image:#x}",
                         kernel=kernel,
                         test=who,
                     )
-                    work.setdefault((path, image), difference)
+                    needs.setdefault((path, image), need)
     is_complete = not any(map(count_lost, logs))
     return Touches(
-        tuple(work.values()),
+        tuple(needs.values()),
         frozenset(path for path in watched if is_complete and watched[path]),
     )
 

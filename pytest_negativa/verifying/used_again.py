@@ -6,7 +6,7 @@ originals it may.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from pytest_negativa.arch import ComputeCapability
@@ -14,9 +14,9 @@ from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.trace import UNENDED, LibraryUsage, TracedLibrary, Usage, UsageWarning
-from pytest_negativa.models.verdict import NeededSpan, WorkDifference, WorkKind
+from pytest_negativa.models.verdict import Need, Witness
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
-from pytest_negativa.planning.keep_needed import iter_removed, of_each_path
+from pytest_negativa.planning.keep_needed import iter_removed
 from pytest_negativa.planning.locate import locate_library
 
 
@@ -46,7 +46,7 @@ def _concerned(usage: Usage, lack: UsageWarning) -> Iterator[str]:
     )
 
 
-def used_again(planned: Iterable[AnalyzedLibrary], usage: Usage, ptx: str) -> list[WorkDifference]:
+def used_again(planned: Iterable[AnalyzedLibrary], usage: Usage, ptx: str) -> list[Need]:
     """The removed code that a plan for a usage of the originals would keep, block by block.
 
     Args:
@@ -78,13 +78,16 @@ def used_again(planned: Iterable[AnalyzedLibrary], usage: Usage, ptx: str) -> li
             names = sorted(one.library_map.functions_of(block.content) & kernels.keys())
             first = kernels[names[0]] if names else None
             found.append(
-                WorkDifference(
-                    kind=WorkKind.USED_AGAIN,
+                Need(
+                    witness=Witness.USED_AGAIN,
                     library=library.path,
+                    sha256=library.sha256,
+                    spans=(block.payload,),
                     image=hex(block.payload.start),
                     kernel=names[0] if names else None,
                     test="a test that ran again" if first is None else str(first),
                     nodeid=None if first is None else first.nodeid,
+                    kept=True,
                 )
             )
     return found
@@ -103,26 +106,3 @@ def _keeps_more(plan: LibraryPlan, other: LibraryPlan, start: int) -> bool:
         return False
     own, others = ({c.start: {*c.kept} for c in p.trimmed} for p in (plan, other))
     return start not in own or start not in others or not own[start] <= others[start]
-
-
-def spans_of(
-    again: Collection[WorkDifference], plans: Collection[LibraryPlan]
-) -> tuple[NeededSpan, ...]:
-    """What of the plans must stay for this work."""
-
-    def spans() -> Iterator[NeededSpan]:
-        for plan in plans if again else ():
-            trimmed = {cubin.start for cubin in plan.trimmed}
-            removed = {d.start: d.end for d in plan.decisions if not d.kept or d.start in trimmed}
-            for one in again:
-                start = int(one.image or "-1", 16)
-                if one.library == plan.library.path and start in removed:
-                    yield NeededSpan(
-                        library=plan.library.path,
-                        start=start,
-                        end=removed[start],
-                        test=one.nodeid or "a process",
-                        found_by=one.kind,
-                    )
-
-    return of_each_path(spans(), [plan.library for plan in plans])

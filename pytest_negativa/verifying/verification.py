@@ -17,14 +17,14 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.gather import with_pages
 from pytest_negativa.installed.sites import find_code_distributions, find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.reconstruction import Reconstruction
+from pytest_negativa.models.reconstruction import NO_COPIES, Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import NEEDS, NeededSpan, ProvedLibrary, Verdict, WorkDifference
-from pytest_negativa.planning.keep_needed import keep_needed_spans
+from pytest_negativa.models.verdict import NEEDS, STAYING, Need, ProvedLibrary, Verdict
+from pytest_negativa.planning.keep_needed import keep_needed
 from pytest_negativa.processes.auditors import why_unwatchable
 from pytest_negativa.processes.file_users import FileUser, processes_with_driver, wait_for_users
 from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
@@ -91,15 +91,11 @@ class Verification:
 
     Args:
         runner: runs its rounds.
-        cpu: whether the rounds trace CPU code; its places in the copies are the originals'.
+        cpu: whether the rounds trace CPU code. Compacted copies have their code elsewhere.
 
     Attributes:
-        where: on what the tests run, for people.
-        record: the file with the verdict.
         attempted: the last attempt, if its rounds traced CPU code.
     """
-
-    where = "on the copies"
 
     def __init__(
         self, traced: TracedRun, settings: Settings, runner: RoundRunner, *, cpu: bool
@@ -110,14 +106,16 @@ class Verification:
         self.program = runner.program
         self.settings = settings
         self.folder = traced.run.new_verification()
-        self.record = traced.run.verdict_file
+        # An earlier verdict must not outlive a verification that is interrupted.
+        remove_file(traced.run.verdict_file)
+        self._on_copies = True
         self.copies = RunsFolder(Path(settings.directory)).copies
         self._runner = runner
         self._rounds: list[RoundResult] = []
         self._unopened = [path for plan in traced.files for path in unused_paths(plan)]
         self._originals: Ends = {}
         self._repeated: Usage | None = None
-        self._again: list[WorkDifference] = []
+        self._again: list[Need] = []
         self._held: tuple[tuple[str, FileUser], ...] = ()
         # By path: the original.
         self._copy_files: Mapping[str, str] = {}
@@ -125,17 +123,20 @@ class Verification:
         self._armed: Mapping[str, tuple[Span, ...]] = {}
         self._lingering: tuple[str, ...] = ()
 
-    def attempt(self, planned: Sequence[AnalyzedLibrary]) -> Attempt:
+    def attempt(self, planned: Sequence[AnalyzedLibrary] | None) -> Attempt:
         """Write the copies, run all tests on them, and gather the facts for a verdict.
 
+        Args:
+            planned: what is proved; None: nothing, the tests run on the originals.
+
         Raises:
-            NegativaError: the copies can't be written, or the last verdict can't be removed.
+            NegativaError: the copies can't be written.
         """
-        # An earlier verdict must not outlive a verification that is interrupted.
-        remove_file(self.record)
         self._held = self._lingering = ()
+        self._on_copies = planned is not None
         self._remove_tables()
         reconstruction = self._write_copies(planned)
+        planned = planned or ()
         rounds = self._run(RoundKind.VERIFY, None)
         self._lingering += self._users_of_copies()
         usage = merge_when_ended(lambda: trace_files(rounds))
@@ -179,7 +180,7 @@ class Verification:
             ended_ns=time.time_ns(),
         )
         attempt = self._rerun(attempt)
-        self.attempted = attempt if self._cpu else None
+        self.attempted = attempt if self._traces_cpu else None
         return attempt
 
     def _rerun(self, attempt: Attempt) -> Attempt:
@@ -200,13 +201,13 @@ class Verification:
             for choose in (undecided_tests, accepted_failures)
         )
         verdict = judge(attempt) if attempt.plans else None
-        missing = verdict.other_work if verdict is not None else ()
+        missing = verdict.unmet if verdict is not None else ()
         if verdict is not None and not (differing or verdict.proved):
             failing = ()
         # With tests that differ, nobody has compared yet what is missing.
         every = bool(missing or differing) and self.traced.is_part and not known
         again = tuple(dict.fromkeys((*differing, *failing)))
-        if verify.rerun == 0 or not (again or every) or any(d.kind in NEEDS for d in missing):
+        if verify.rerun == 0 or not (again or every) or any(d.witness in NEEDS for d in missing):
             return attempt
         why = (
             "the copies left out work of the traced run"
@@ -261,23 +262,30 @@ class Verification:
         installed = {(library.path, library.sha256 or "") for library in found}
         return tuple(judge_files(self.traced.files, [r.opens for r in self._rounds], installed))
 
-    def _write_copies(self, planned: Sequence[AnalyzedLibrary]) -> Reconstruction:
-        """Write the copies, the table that redirects to them, and what of them is armed."""
-        with Progress("writing copies") as progress:
-            reconstruction = reconstruct(
-                [p for p in planned if p.plan.library.path not in self._unsubstituted],
-                self.copies,
-                compact=compact_options(self.settings),
-                on_done=progress.update,
-            )
-        self._runner.say(_written_line(reconstruction))
-        self._copy_files = {copy.copy: copy.library.path for copy in reconstruction.libraries}
-        rows, self._armed = arm(planned, reconstruction, self.traced.usage)
+    def _write_copies(self, planned: Sequence[AnalyzedLibrary] | None) -> Reconstruction:
+        """Write the copies, and what of them is armed; none for rounds on the originals."""
+        made = NO_COPIES
+        if planned is not None:
+            with Progress("writing copies") as progress:
+                made = reconstruct(
+                    [p for p in planned if p.plan.library.path not in self._unsubstituted],
+                    self.copies,
+                    compact=compact_options(self.settings),
+                    on_done=progress.update,
+                )
+            self._runner.say(_written_line(made))
+        self._copy_files = {copy.copy: copy.library.path for copy in made.libraries}
+        rows, self._armed = arm(planned or (), made, self.traced.usage)
         if rows:
             write_atomically(self.folder.armed_file, rows)
         else:
             remove_file(self.folder.armed_file)  # of an earlier attempt
-        return reconstruction
+        return made
+
+    @property
+    def _traces_cpu(self) -> bool:
+        """Whether rounds trace CPU code, which compacted copies have elsewhere."""
+        return self._cpu and not (self._on_copies and compact_options(self.settings))
 
     def _remove_tables(self) -> None:
         """Remove the tables of rounds whose supervisor was killed."""
@@ -288,26 +296,24 @@ class Verification:
                 if is_here and not Path(f"/proc/{killed.supervisor}").exists():
                     remove_file(table)
 
-    def _restrict(self, run: Run, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """The environment in which the program of a round gets the copies."""
-        runs = Path(self.settings.directory)
-        if self._copy_files:
+    def _environ(self, run: Run, used: Mapping[str, str], *, restricts: bool) -> Mapping[str, str]:
+        """The environment in which the program of a round gets the copies, or the originals.
+
+        What it touches is recorded: of copies what is armed, of the originals all GPU code.
+        """
+        environ, runs = self.program.environ, Path(self.settings.directory)
+        if used:
             make_logs_folder(run.redirect_logs, runs)
-            write_table(make_table(self.copies, self._copy_files.values()), run.redirect_table)
+            write_table(make_table(self.copies, used.values()), run.redirect_table)
             environ = {
                 **environ,
                 **redirect_environment(environ, run.redirect_table, run.redirect_logs),
             }
-        armed = self.folder.armed_file if self.folder.armed_file.exists() else None
-        if armed is not None or self._cpu:
-            environ = watch_pages(environ, run, runs, cpu=self._cpu, armed=armed)
+        armed = self.folder.armed_file if restricts and self.folder.armed_file.exists() else None
+        is_watched = armed is not None or self._traces_cpu or not restricts
+        if is_watched and why_unwatchable() is None:
+            environ = watch_pages(environ, run, runs, cpu=self._traces_cpu, armed=armed)
         return environ
-
-    def _watch(self, run: Run, environ: Mapping[str, str]) -> Mapping[str, str]:
-        """The environment in which touches of the originals' code are recorded."""
-        if why_unwatchable() is not None:
-            return environ
-        return watch_pages(environ, run, Path(self.settings.directory), cpu=self._cpu)
 
     def _run(
         self,
@@ -335,12 +341,12 @@ class Verification:
     ) -> RoundResult:
         self._lingering += self._users_of_copies()
         run = Run(self.folder.folder / f"{len(self._rounds) + 1:03}-{kind.value}")
-        where, used = "on the originals", dict[str, str]()
-        if kind is RoundKind.VERIFY:
-            where, used = self.where, dict(self._copy_files)
-            environ = self._restrict(run, self.program.environ)
-        else:
-            environ = self._watch(run, self.program.environ)
+        restricts = kind is RoundKind.VERIFY
+        used = dict(self._copy_files) if restricts else {}
+        where = "on the originals"
+        if restricts:
+            where = "on the copies" if self._on_copies else "tracing CPU code"
+        environ = self._environ(run, used, restricts=restricts)
         if not self.program.is_pytest:
             level = self.settings.trace.level
             environ = {**environ, **traced_changes(environ, run, self.program.root, level)}
@@ -359,7 +365,7 @@ class Verification:
             finally:
                 # Who keeps the environment of a round gets the originals later, which shows.
                 remove_file(run.redirect_table)
-        if kind is RoundKind.VERIFY:
+        if restricts:
             self._lingering += tuple(processes_with_driver(self.traced.run_id, str(run)))
         opens = dataclasses.replace(
             watch.opens,
@@ -378,15 +384,16 @@ class Verification:
     def write(self, verdict: Verdict) -> None:
         """Write ``verdict.json``, and into the run's plans what stays."""
         write_record(self.folder.verdict_file, verdict, indent=1)
-        write_record(self.record, verdict, indent=1)
-        if verdict.proved and verdict.kept:
-            self.keep(verdict.kept)
+        write_record(self.traced.run.verdict_file, verdict, indent=1)
+        kept = [need for need in verdict.needs if need.kept and need.witness in STAYING]
+        if verdict.proved and kept:
+            self.keep(kept)
 
-    def keep(self, spans: Collection[NeededSpan]) -> None:
+    def keep(self, needs: Collection[Need]) -> None:
         """Write into the run's plans that this code stays, also if they are made again."""
         run = self.traced.run
-        save_healed(run, (*load_healed(run), *spans))
-        save_plans(run, [keep_needed_spans(plan, spans) for plan in load_plans(run)])
+        save_healed(run, (*load_healed(run), *needs))
+        save_plans(run, [keep_needed(plan, needs) for plan in load_plans(run)])
 
     @cached_property
     def _unsubstituted(self) -> Mapping[str, str]:

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.combine import choose_parts, copy_traces, read_part
+from pytest_negativa.analysis.combine import choose_parts, copy_traces, prove_by_parts, read_part
 from pytest_negativa.errors import StoreError
+from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.settings import FailureMode
-from pytest_negativa.models.verdict import NeededSpan, WorkKind
-from pytest_negativa.planning.keep_needed import of_each_path
+from pytest_negativa.models.spans import Span
+from pytest_negativa.models.verdict import Need, Witness
 from pytest_negativa.settings.globs import PathRules
+from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import MarkKind, Run, find_traces
-from pytest_negativa.tracing.merge import merge_traces
+from tests.support.sites import verdict_of
 from tests.support.traces import header, records, write
 
 
@@ -55,14 +57,26 @@ def test_a_session_that_did_not_run_all_its_tests_is_a_bad_run(
     assert not taken and "an error ended the session" in line
 
 
-def test_what_healing_gave_back_is_kept_at_each_path_of_the_library(tmp_path: Path) -> None:
-    write(tmp_path, header(), records("k"))
-    [used] = merge_traces(find_traces(tmp_path)).libraries
+def test_what_healing_gave_back_is_kept_at_each_path_of_the_library() -> None:
+    any_of = LibraryIdentity(
+        path="", size=1, build_id=None, soname=None, mtime_ns=0, machine="EM_X86_64"
+    )
     libraries = [
-        replace(used.library, path=path, sha256=digest)
+        replace(any_of, path=path, sha256=digest)
         for path, digest in (("/a", "1"), ("/b", "1"), ("/a", "2"), ("/c", "2"), ("/d", "3"))
     ]
-    span = NeededSpan(library="/a", start=1, end=2, test="test_a", found_by=WorkKind.TOUCHED)
-    gone = replace(span, library="/gone")
-    found = of_each_path([span, gone, span], libraries)
-    assert [one.library for one in found] == ["/a", "/b", "/c", "/gone"]
+    need = Need(library="/a", sha256="1", spans=(Span(1, 2),), witness=Witness.TOUCHED)
+    assert [one.path for one in libraries if need.is_of(one)] == ["/a", "/b", "/a"]
+    gone = replace(need, library="/gone")
+    assert [one.path for one in libraries if gone.is_of(one)] == ["/a", "/b"]
+    unknown = replace(need, sha256=None)
+    assert [one.path for one in libraries if unknown.is_of(one)] == ["/a", "/a"]
+    assert not unknown.is_of(replace(libraries[-1], sha256=None))
+
+
+def test_a_part_that_proved_cpu_code_alone_proves_no_plan(tmp_path: Path) -> None:
+    part, united = (Run(tmp_path / name) for name in ("part", "united"))
+    for run in part, united:
+        run.make()
+    write_record(part.verdict_file, verdict_of())
+    assert prove_by_parts(united, (), [part]) is None and not united.verdict_file.exists()

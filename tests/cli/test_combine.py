@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import DIGESTS_VERSION
-from pytest_negativa.models.verdict import NeededSpan, WorkKind
+from pytest_negativa.models.verdict import Need, Witness
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import save_healed
 from pytest_negativa.storage.runs import Run
@@ -148,12 +149,11 @@ def test_code_that_healing_gave_back_stays(shards: Project) -> None:
     digest = hashlib.sha256(here.read_bytes()).hexdigest()
     machine(shards, "a", digest)
     elsewhere = "/builds/a/site/libquickstart.so"
-    span = NeededSpan(
+    span = Need(
         library=elsewhere,
-        start=start,
-        end=end,
-        test="test_hidden",
-        found_by=WorkKind.TOUCHED,
+        spans=(Span(start, end),),
+        nodeid="test_hidden",
+        witness=Witness.TOUCHED,
     )
     save_healed(Run(shards.folder / "a"), [span])
     shutil.copytree(shards.folder / "a", shards.folder / "b")

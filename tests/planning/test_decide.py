@@ -14,7 +14,7 @@ from pytest_negativa.models.library import LibraryMap, Region, Scope
 from pytest_negativa.models.plan import KeepReason, KernelUse, LibraryPlan, UnusedReason
 from pytest_negativa.models.spans import PAGE_SIZE, Span, around
 from pytest_negativa.models.trace import EAGER_LOADING, Usage, UsageWarning
-from pytest_negativa.models.verdict import NeededSpan, WorkKind
+from pytest_negativa.models.verdict import Need, Witness
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.settings.globs import GlobSet
@@ -172,12 +172,11 @@ def test_kernel_globs_keep_and_note_what_they_matched(multiarch: LibraryMap) -> 
 def test_the_plan_keeps_what_healing_gave_back(multiarch: LibraryMap) -> None:
     region = regions(multiarch)[0]
     element = region.elements[0]
-    span = NeededSpan(
+    span = Need(
         library=multiarch.library.path,
-        start=element.payload.start,
-        end=element.payload.end,
-        test="tests/test_a.py::test_b",
-        found_by=WorkKind.REFUSED,
+        spans=(element.payload,),
+        nodeid="tests/test_a.py::test_b",
+        witness=Witness.REFUSED,
     )
     usage = usage_of(library_usage(multiarch, {}))
 
@@ -185,8 +184,8 @@ def test_the_plan_keeps_what_healing_gave_back(multiarch: LibraryMap) -> None:
 
     assert not any(d.kept for d in before.decisions)
     [kept] = [d for d in healed.decisions if d.kept]
-    assert (kept.start, kept.end) == (span.start, span.end)
-    assert kept.reason == KeepReason.HEALED.value and span.test in (kept.detail or "")
+    assert (kept.start, kept.end) == element.payload
+    assert kept.reason == KeepReason.HEALED.value and kept.detail == span.reason
 
 
 def test_veto_keeps_what_nothing_else_does(multiarch: LibraryMap) -> None:

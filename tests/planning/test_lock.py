@@ -21,8 +21,8 @@ from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.lock import Lock, LockedLibrary, Place, seal
 from pytest_negativa.models.spans import Span
-from pytest_negativa.models.verdict import LibraryStatus, NeededSpan, Verdict, WorkKind
-from pytest_negativa.planning.keep_needed import keep_needed_spans
+from pytest_negativa.models.verdict import LibraryStatus, Need, Verdict, Witness
+from pytest_negativa.planning.keep_needed import keep_needed
 from pytest_negativa.planning.lock import code_digest, make_lock, plan_from_lock
 from pytest_negativa.storage.lockfile import decode_lock, encode_lock
 from pytest_negativa.storage.schema import schema_text
@@ -201,14 +201,13 @@ class TestMaking:
     def test_a_cubin_that_was_given_back_stays_whole(self) -> None:
         one = trimmed_of()
         [cubin] = one.plan.trimmed
-        span = NeededSpan(
+        span = Need(
             library=one.plan.library.path,
-            start=cubin.start,
-            end=cubin.start + 1,
-            test="test_needs",
-            found_by=WorkKind.REFUSED,
+            spans=(Span(cubin.start, cubin.start + 1),),
+            nodeid="test_needs",
+            witness=Witness.REFUSED,
         )
-        healed = AnalyzedLibrary(one.library_map, keep_needed_spans(one.plan, [span]))
+        healed = AnalyzedLibrary(one.library_map, keep_needed(one.plan, [span]))
         made = make_lock("run", [healed], None, place, unproved=True)
         [library] = made.libraries
         [code] = [code for code in library.kept if code.offset == cubin.start]

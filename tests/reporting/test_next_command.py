@@ -8,12 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pytest_negativa.models.hostcode import Processor
-from pytest_negativa.models.verdict import (
-    PAGE_VERDICT_VERSION,
-    LibraryStatus,
-    PageVerdict,
-)
+from pytest_negativa.models.verdict import LibraryStatus
 from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.storage.outcomes import CommandOutcome
 from pytest_negativa.storage.records import write_record
@@ -37,7 +32,7 @@ def test_from_trace_to_lock(run: Run) -> None:
     verdict = verdict_of(status=LibraryStatus.NOT_PROVED)
     write_record(run.verdict_file, verdict)
     assert next_line(run) == "Next: negativa verify --heal"
-    write_record(run.verdict_file, msgspec.structs.replace(verdict, healed=()))
+    write_record(run.verdict_file, msgspec.structs.replace(verdict, healing=True))
     assert next_line(run) == "Next: negativa trace"
     write_record(run.verdict_file, verdict_of())
     assert next_line(run) == "Next: negativa lock"
@@ -62,11 +57,7 @@ def test_a_combined_run_can_not_be_verified(run: Run) -> None:
 def test_only_cpu_code_was_traced(run: Run, proved: bool | None, command: str) -> None:
     run.host_usage_file.touch()
     if proved is not None:
-        verdict = PageVerdict(
-            format_version=PAGE_VERDICT_VERSION, run_id=run.run_id, proved=proved, reasons=(),
-            processor=Processor(model="Xeon", flags=()), libraries=(), tests=(), rounds=(),
-        )  # fmt: skip
-        write_record(run.page_verdict_file, verdict)
+        write_record(run.verdict_file, msgspec.structs.replace(verdict_of(), proved=proved))
     assert next_line(run).startswith(f"Next: negativa {command}")
 
 

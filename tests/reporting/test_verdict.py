@@ -9,11 +9,11 @@ from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.verdict import (
     VERDICT_VERSION,
     LibraryStatus,
+    Need,
     ProvedLibrary,
     TestVerdict,
     Verdict,
-    WorkDifference,
-    WorkKind,
+    Witness,
 )
 from pytest_negativa.processes.open_watch import Opens
 from pytest_negativa.reporting.verdict import render_verdict
@@ -73,9 +73,9 @@ def test_the_witnesses_of_a_proof() -> None:
     shown = "\n".join(render_verdict(verdict, DEFAULTS.reports))
     assert "  touches: no removed code was watched" in shown and "0.0% (0/9)" in shown
     row = replace(library, watched_bytes=8_100_000, watched_elements=6, notes=("noted",))
-    work = WorkDifference(kind=WorkKind.NOT_REPEATED, test="t")
+    work = Need(witness=Witness.NOT_REPEATED, test="t")
     flaky = TestVerdict(nodeid="t", before=Outcome.PASSED, after=Outcome.FAILED, flaky=True)
-    verdict = replace(verdict, libraries=(row,), work=(work,), tests=(flaky,))
+    verdict = replace(verdict, libraries=(row,), needs=(work,), tests=(flaky,))
     *_, witnesses, conclusion = render_verdict(verdict, DEFAULTS.reports)
     assert witnesses.splitlines()[:-1] == [
         "Witnesses:",

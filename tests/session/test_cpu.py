@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from pytest_negativa.hostcode.gather import load_touched
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.spans import Span, covers
+from pytest_negativa.models.verdict import Witness
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.runs import Run
 from tests.support.compiling import needs_compiler
@@ -336,6 +338,23 @@ def test_calls_another_function_each_time():
 """
 
 
+TOUCHED_AGAIN = f"{Witness.TOUCHED_AGAIN.value}:\n".capitalize()
+
+
+def line_of_need(shown: str, library: Path) -> str:
+    """What a session shows of pages that the proof alone touched."""
+    lines = shown.partition(TOUCHED_AGAIN)[2].splitlines()
+    (line,) = (line for line in lines if f" of {library.name}, in the second watched run" in line)
+    return line
+
+
+def missed_in(verdict: Any, library: Path) -> list[Span]:
+    """The pages of a library that a verdict says the proof alone touched."""
+    (need,) = (one for one in verdict["needs"] if one["library"] == str(library))
+    assert need["witness"] == Witness.TOUCHED_AGAIN.value and need["kept"]
+    return [Span(*span) for span in need["spans"]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
@@ -353,34 +372,34 @@ def test_untouched_pages_are_proved_unneeded(
 ) -> None:
     done = project.run(sys.executable, *how, "-q", "--negativa", "--negativa-verify", "-k", "calls")
     assert "Proved on" in done.stdout
-    verdict = project.latest("cpu-verdict.json")
-    assert (verdict["proved"], verdict["reasons"]) == (True, [])
-    (row,) = (one for one in verdict["libraries"] if one["path"] == str(library))
-    assert row["untouched_bytes"] >= 7 * 4096
+    verdict = project.latest("verdict.json")
+    assert verdict["proved"] and not verdict["libraries"]
+    assert (verdict["cpu"]["proved"], verdict["cpu"]["reasons"]) == (True, [])
+    (row,) = (one for one in verdict["cpu"]["libraries"] if one["path"] == str(library))
+    assert row["unused_bytes"] >= 7 * 4096
 
 
 @pytest.mark.slow
 @pytest.mark.planted_fault(
     "a test needs a page of CPU code that it did not touch when it was traced",
-    says="keeps 1 page that this run alone touched",
+    says="1 page (file offsets 0x",
 )
 def test_a_page_that_is_needed_after_all(
     project: Project, library: Path, fault: PlantedFault
 ) -> None:
     project.write("test_more.py", ANOTHER)
     done = project.pytest("--negativa", "-q", "--negativa-verify", "test_more.py")
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith(f"{library.name}:"))
-    fault.check(line)
-    verdict = project.latest("cpu-verdict.json")
+    fault.check(line_of_need(done.stdout, library))
+    verdict = project.latest("verdict.json")
     assert verdict["proved"] and len(verdict["rounds"]) == 1
-    (row,) = (one for one in verdict["libraries"] if one["path"] == str(library))
-    missed = [Span(*span) for span in row["missed"]]
+    (row,) = (one for one in verdict["cpu"]["libraries"] if one["path"] == str(library))
+    missed = missed_in(verdict, library)
     assert functions_in(library, missed) == {"in_thread"}
     # The page joined the run, and no plan by this run takes it.
     usage = load_touched(project.results / "latest")
     (kept,) = (one for one in usage.libraries if one.paths[0] == str(library))
     assert covers(kept.touched, *missed[0])
-    assert kept.watched_bytes - kept.touched_bytes == row["untouched_bytes"]
+    assert kept.watched_bytes - kept.touched_bytes == row["unused_bytes"]
 
 
 LATER = """
@@ -424,21 +443,16 @@ def test_fails_twice():
 @pytest.mark.slow
 @pytest.mark.planted_fault(
     "A test fails by chance when traced and in the proof, before it comes to a page that it needs.",
-    says="keeps 1 page that this run alone touched",
+    says="1 page (file offsets 0x",
 )
 def test_a_page_that_a_failed_test_needs(
     project: Project, library: Path, fault: PlantedFault
 ) -> None:
     project.write("test_chance.py", BY_CHANCE)
     done = project.pytest("--negativa", "-q", "--negativa-verify", "test_chance.py", status=1)
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith(f"{library.name}:"))
-    fault.check(line)
-    (row,) = (
-        one
-        for one in project.latest("cpu-verdict.json")["libraries"]
-        if one["path"] == str(library)
-    )
-    assert functions_in(library, [Span(*span) for span in row["missed"]]) == {"in_thread"}
+    fault.check(line_of_need(done.stdout, library))
+    missed = missed_in(project.latest("verdict.json"), library)
+    assert functions_in(library, missed) == {"in_thread"}
 
 
 BOTH = f"""
@@ -461,24 +475,24 @@ def test_gpu_code_and_cpu_code_are_proved_in_one_round(tmp_path: Path) -> None:
     page = read_page(project.folder / "page.html")
     assert page["hostProof"].startswith("Proved on ")
     assert done.stdout.rstrip().endswith("\nNext: negativa lock")
-    verdict, pages = map(project.latest, ("verdict.json", "cpu-verdict.json"))
+    verdict = project.latest("verdict.json")
+    pages = verdict["cpu"]
     assert verdict["proved"] and pages["proved"]
     assert [r["kind"] for r in verdict["rounds"]] == ["verify"]
-    assert pages["rounds"] == verdict["rounds"]
     copied = str(project.folder / "lib.so")
     (row,) = (one for one in pages["libraries"] if one["path"] == copied)
     assert row["detail"] is None
     # The library is the same, though its file is newer than the trace.
     os.utime(copied)
     project.pytest("-q", "--negativa-verify", "--negativa-cpu", "-k", "uses")
-    pages = project.latest("cpu-verdict.json")
+    pages = project.latest("verdict.json")["cpu"]
     (row,) = (one for one in pages["libraries"] if one["path"] == copied)
     assert pages["proved"] and row["detail"] is None
 
     # What the tests need on the copies alone is seen there.
     done = project.pytest(*options)
-    assert "PROVED: " in done.stdout and "that this run alone touched" in done.stdout
-    rows = [one["path"] for one in project.latest("cpu-verdict.json")["libraries"]]
+    assert "PROVED: " in done.stdout and TOUCHED_AGAIN in done.stdout
+    rows = [one["path"] for one in project.latest("verdict.json")["cpu"]["libraries"]]
     assert len(set(rows)) == len(rows) and not any("reconstructed" in path for path in rows)
 
 
@@ -496,9 +510,20 @@ def test_needs():
 def test_a_healed_session_ends_as_its_last_round(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", HEALS)
     project.pytest("-q", "--negativa", "--negativa-heal", "--negativa-cpu")
-    verdict, pages = map(project.latest, ("verdict.json", "cpu-verdict.json"))
-    assert verdict["proved"] and verdict["healed"] and pages["proved"]
-    assert [r["status"] for r in pages["rounds"]] == [1, 0]
+    verdict = project.latest("verdict.json")
+    assert verdict["proved"] and verdict["needs"] and verdict["cpu"]["proved"]
+    assert [r["status"] for r in verdict["rounds"]] == [1, 0]
+
+
+@pytest.mark.slow
+def test_cpu_code_is_proved_on_the_originals_if_gpu_code_is_not(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", HEALS)
+    done = project.pytest("-q", "--negativa", "--negativa-verify", "--negativa-cpu", status=1)
+    assert "\nNOT PROVED:" in done.stdout and "\nProved on " in done.stdout
+    verdict = project.latest("verdict.json")
+    assert not verdict["proved"] and verdict["reasons"] and verdict["libraries"]
+    assert verdict["cpu"]["proved"] and len(verdict["rounds"]) == 2
+    assert done.stdout.rstrip().endswith("\nNext: pytest --negativa-heal")
 
 
 SHARDS = """
@@ -525,12 +550,15 @@ def test_shards_are_united(project: Project, library: Path) -> None:
     """A run that is given again changes nothing."""
     project.write("test_cpu.py", SHARDS)
     for selected in ("main or both", "both or exit"):
-        project.pytest("-q", "--negativa", "-k", selected)
+        project.pytest("-q", "--negativa", "--negativa-verify", "-k", selected)
     parts = project.runs()
+    assert all((Path(part) / "verdict.json").exists() for part in parts)
     project.negativa("combine", *parts)
     touched = functions_in(library, find(usage_of(project), library).touched)
     assert touched == {"in_constructor", "in_main", "in_thread", "at_exit"}
     whole = (project.results / "latest").resolve()
+    # Nothing says of a union what was proved of its parts.
+    assert not (whole / "verdict.json").exists()
     project.negativa("combine", whole, *parts)
     again = (project.results / "latest" / "cpu.json").read_bytes()
     assert again == (whole / "cpu.json").read_bytes()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.models.verdict import WorkKind
+from pytest_negativa.models.verdict import Witness
 from tests.support.compiling import needs_compiler
 from tests.support.libraries import ROOT
 from tests.support.paged import needs_page_watch
@@ -16,7 +16,7 @@ from tests.support.sessions import import_path
 from tests.support.standin.standin_gpu import USED
 from tests.support.verified import STANDIN, VerifiedProject
 
-TOUCHED = WorkKind.TOUCHED.value
+TOUCHED = Witness.TOUCHED.value
 SUITE = """
 def test_use():
     use(LIB, 0)

@@ -139,7 +139,7 @@ def refused(folder: Path, suite: str, fault: PlantedFault, test: str) -> Verifie
 )
 def test_a_health_check(tmp_path: Path, fault: PlantedFault) -> None:
     project = refused(tmp_path, HEALTH_CHECK, fault, "test_a.py::test_checked (call)")
-    [work] = project.verdict["work"]
+    [work] = project.needs()
     assert (work["kernel"], work["image"]) == (MULTIPLY, "0x6578")
     assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
 
@@ -175,7 +175,7 @@ def test_a_child_process_whose_kernels_others_use(tmp_path: Path, fault: Planted
 def test_at_import(tmp_path: Path, fault: PlantedFault, workers: tuple[str, ...]) -> None:
     project = VerifiedProject(tmp_path / "project", AT_IMPORT).trace(*workers)
     fault.check(project.verify("--negativa-rerun=1", *workers, status=1))
-    [work] = project.verdict["work"]
+    [work] = project.needs()
     assert (work["kernel"], work["test"]) == (MULTIPLY, "collection")
 
 
@@ -212,7 +212,7 @@ def test_a_variable(tmp_path: Path, fault: PlantedFault, ask: str, what: str) ->
     suite = ASKS_FOR_A_VARIABLE.replace("{ask}", ask)
     project = VerifiedProject(tmp_path / "project", suite).trace()
     fault.check(project.verify(status=1))
-    assert [w["kernel"] for w in project.verdict["work"]] == [what]
+    assert [w["kernel"] for w in project.needs()] == [what]
 
 
 # On the copies alone, as code does that looks at how fast the GPU is, or at what it remembers.
@@ -260,8 +260,8 @@ def test_a_swallowed_error(tmp_path: Path, fault: PlantedFault, suite: str) -> N
     project = VerifiedProject(tmp_path / "project", suite).trace()
     shown = project.verify(status=1)
     fault.check(shown)
-    [work, *touched] = project.verdict["work"]
-    assert {one["kind"] for one in touched} == {"removed, and touched on the copies"}
+    [work, *touched] = project.needs()
+    assert {one["witness"] for one in touched} == {"removed, and touched on the copies"}
     assert work["image"] == hex(REGIONS[3]) and work["kernel"] == "image_blur"
     assert work["note"] == "cuLibraryGetKernel ended with error 209"
     assert work["test"].startswith("test_a.py::test_")
@@ -346,7 +346,7 @@ def test_removed_code_is_touched(tmp_path: Path, fault: PlantedFault, searched: 
         subprocess.run(patch, check=True)
     project.trace()
     fault.check(project.verify(status=1))
-    [work, beside] = project.verdict["work"]
+    [work, beside] = project.needs()
     assert (work["kernel"], work["image"]) == ("image_blur", hex(USED[3]))
     assert beside["image"] == hex(BESIDE)
     assert work["test"].startswith("process ")
@@ -372,7 +372,7 @@ def test_what_the_originals_are_refused_is_no_need(tmp_path: Path) -> None:
     )
     project = VerifiedProject(tmp_path / "project", suite).trace()
     assert "\nPROVED" in project.verify()
-    assert project.verdict["work"] == []
+    assert project.needs() == []
 
 
 HONEST = """
@@ -403,7 +403,7 @@ def test_another_order_in_more_processes_is_no_difference(tmp_path: Path, copies
     project.trace()
     shown = project.verify("-n2", f"--negativa-copies={copies}", ORDER="reversed")
     assert "\nPROVED" in shown
-    assert project.verdict["work"] == [] and len(project.verdict["rounds"]) == 1
+    assert project.needs() == [] and len(project.verdict["rounds"]) == 1
 
 
 # As with cub's EmptyKernel: the first test of a process decides which kernel is looked up.
@@ -429,8 +429,8 @@ def test_a_choice_that_depends_on_the_order_needs_a_watched_trace(tmp_path: Path
     shown = project.verify(status=1)
     assert "trace and prove in one command, which watches" in shown
     assert "matrices::multiply<16>" in shown and "first used in test_a.py::test_two (call)" in shown
-    [work] = project.verdict["work"]
-    assert work["kernel"] == MULTIPLY and work["kind"].startswith("used when traced, but not")
+    [work] = project.needs()
+    assert work["kernel"] == MULTIPLY and work["witness"].startswith("used when traced, but not")
     assert [r["kind"] for r in project.verdict["rounds"]] == ["verify"]
 
 
@@ -505,7 +505,7 @@ def test_what_a_flaky_test_used_first_is_asked_for_unless_the_trace_watched(tmp_
     project = VerifiedProject(tmp_path / "project", FLAKY_FIRST).trace()
     # Nothing shows whether the other test uses it, too.
     assert "did not watch GPU code" in project.verify(status=1)
-    assert [w["nodeid"] for w in project.verdict["work"]] == ["test_a.py::test_flaky"]
+    assert [w["nodeid"] for w in project.needs()] == ["test_a.py::test_flaky"]
     kinds = [(r["kind"], r["tests"]) for r in project.verdict["rounds"]]
     assert kinds == [("verify", 2), ("original", 1)]
     (project.folder / "count").unlink()
@@ -551,13 +551,13 @@ def test_a_failure_by_chance(
     assert "\nPROVED" in shown
     assert [r["kind"] for r in project.verdict["rounds"]] == ["verify", "original"]
     wanted = USED[1 if kernel else 3]
-    assert wanted in [int(w["image"], 16) for w in project.verdict["work"]]
-    assert kernel in [w["kernel"] for w in project.verdict["work"]]
+    assert wanted in [int(w["image"], 16) for w in project.needs()]
+    assert kernel in [w["kernel"] for w in project.needs()]
     kept = [d[0] for d in project.plan("lib.so") if d[3] == "healed"]
     assert wanted in kept and len(kept) < 4
     # From now on, it is no work that the copies lack.
     again = project.verify(status=1)
-    assert "\nPROVED" in again and project.verdict["kept"] == []
+    assert "\nPROVED" in again and project.needs(kept=True) == []
 
 
 @pytest.mark.slow
@@ -568,7 +568,7 @@ def test_a_test_that_always_fails_is_accepted(tmp_path: Path) -> None:
     assert "\nPROVED" in project.verify("--negativa-rerun=3", status=1)
     kinds = [(r["kind"], r["tests"]) for r in project.verdict["rounds"]]
     assert kinds == [("verify", 2), ("original", 1)]
-    assert project.verdict["work"] == project.verdict["kept"] == []
+    assert project.verdict["needs"] == []
 
 
 @pytest.mark.nightly
@@ -754,7 +754,7 @@ def test_a_launch_that_another_test_hides(tmp_path: Path, fault: PlantedFault) -
     project = VerifiedProject(tmp_path / "project", LAUNCHES).trace(launches)
     assert "\nPROVED" in project.verify(), "look-ups don't show it"
     fault.check(project.verify(launches, "--negativa-rerun=1", status=1))
-    [work] = project.verdict["work"]
+    [work] = project.needs()
     assert work["test"] == "test_a.py::test_falls_back"
 
 

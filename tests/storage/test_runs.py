@@ -16,8 +16,9 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.analysis import Analysis
+from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import AFTER_SESSION, UsageWarning
-from pytest_negativa.models.verdict import NeededSpan, WorkKind
+from pytest_negativa.models.verdict import Need, Witness
 from pytest_negativa.settings.resolve import resolve
 from pytest_negativa.storage.push import load_manifest
 from pytest_negativa.storage.records import write_record
@@ -296,7 +297,7 @@ def test_an_index_that_leads_nowhere(
 def test_what_healing_has_left(run: Run) -> None:
     run.make()
     assert load_healed(run) == ()
-    span = NeededSpan(library="/l.so", start=1, end=2, test="t", found_by=WorkKind.REFUSED)
+    span = Need(library="/l.so", spans=(Span(1, 2),), nodeid="t", witness=Witness.REFUSED)
     save_healed(run, (span, span))
     assert load_healed(run) == (span,)
     run.healed_file.write_text("{")

@@ -127,7 +127,7 @@ def summarize(verdict: Verdict) -> Iterator[str]:
         f"lost: {test.gpu_error is not None} {[(c.aspect, c.tolerated) for c in test.changes]}"
         for test in verdict.tests
     ]
-    said += [f"work: {w.kind} {w.kernel} {w.test} {w.note}" for w in verdict.work]
+    said += [f"work: {w.witness} {w.kernel} {w.test} {w.note}" for w in verdict.needs]
     said += [f"round: {r.kind} {r.tests} {r.status} {r.silent}" for r in verdict.rounds]
     yield from sorted(_VARYING.sub("*", line) for line in said)
 

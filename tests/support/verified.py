@@ -71,6 +71,14 @@ class VerifiedProject(Project):
     def verdict(self) -> Any:
         return json.loads((self.run_folder / "verdict.json").read_text())
 
+    def needs(self, *, kept: bool | None = None) -> list[Any]:
+        """Needs that the verdict names a test for; or all that are kept, or are not."""
+        return [
+            need
+            for need in self.verdict["needs"]
+            if (need["test"] if kept is None else need["kept"] is kept)
+        ]
+
     def differing(self) -> dict[str, tuple[str | None, str | None]]:
         """Tests that end otherwise on the copies, without the file's name."""
         return {

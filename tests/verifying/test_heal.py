@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_negativa.models.verdict import WorkKind
+from pytest_negativa.models.verdict import Witness
 from tests.support.standin.standin_gpu import BESIDE, USED
 from tests.support.verified import VerifiedProject
 
@@ -19,7 +19,7 @@ NEEDED = USED[3]
 OTHER_ARCH = 75336
 # A small element of the first region: it has no page of its own, so nobody sees it touched.
 UNWATCHED = 13384
-TOUCHED, REFUSED = WorkKind.TOUCHED.value, WorkKind.REFUSED.value
+TOUCHED, REFUSED = Witness.TOUCHED.value, Witness.REFUSED.value
 LIBRARIES = ("a.so", "b.so", "c.so")
 
 
@@ -29,7 +29,7 @@ def healed(project: VerifiedProject, *libraries: str) -> dict[str, dict[int, str
     spans: list[Any] = json.loads((project.run_folder / "healed.json").read_text())["rows"]
     for span in spans:
         name = Path(span["library"]).name
-        found.setdefault(name, {})[span["start"]] = span["found_by"]
+        found.setdefault(name, {})[span["spans"][0][0]] = span["witness"]
     for library in libraries or ("lib.so",):
         kept = {d[0] for d in project.plan(library) if d[3] == "healed"}
         assert kept == set(found.get(library, ()))
@@ -68,7 +68,7 @@ def test_reads_another_arch():
     end = next(d[1] for d in project.plan("b.so") if d[0] == NEEDED)
     what = f"b.so [{NEEDED:#x}, {end:#x}): the driver refused it to test_a.py::test_is_refused"
     assert "Healing kept, from now on:\n" in shown and f"\n  {what}" in shown
-    assert {s["library"] for s in project.verdict["healed"]} == {
+    assert {s["library"] for s in project.needs(kept=True)} == {
         str(project.folder / name) for name in LIBRARIES
     }
     # All needs show in one run of the tests, and no rerun on the originals could excuse them.
@@ -107,7 +107,7 @@ def test_need():
 def test_nothing_is_healed_where_nothing_is_needed(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", "def test_use():\n    use(LIB)\n").trace()
     project.heal()
-    assert project.verdict["healed"] is None
+    assert project.needs() == []
     assert not (project.run_folder / "healed.json").exists()
 
 

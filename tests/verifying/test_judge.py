@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +22,9 @@ from pytest_negativa.models.trace import EAGER_LOADING, FirstUse, Refusal, Usage
 from pytest_negativa.models.verdict import (
     TESTS_DIFFER,
     LibraryStatus,
+    Need,
     ProvedLibrary,
-    WorkDifference,
-    WorkKind,
+    Witness,
 )
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.runs import Run
@@ -45,6 +44,7 @@ from tests.support.analyses import settings, used
 from tests.support.defaults import DEFAULTS
 from tests.support.faults import PlantedFault
 from tests.support.libraries import MULTIARCH
+from tests.support.usages import usage_of
 
 
 def results(**outcomes: Outcome) -> dict[str, TestResult]:
@@ -171,11 +171,12 @@ def judge_one(
     loaded: bool = True,
     tests_agree: bool = True,
 ) -> tuple[ProvedLibrary, list[str]]:
-    plan, reconstruction = made
-    traced: Collection[str] = {plan.library.path} if loaded else ()
-    rows = list(judge_libraries([plan], reconstruction, evidence, traced, tests_agree=tests_agree))
+    attempt = replace(attempt_of(made), loads=evidence)
+    if not loaded:
+        attempt = replace(attempt, traced=replace(attempt.traced, usage=usage_of()))
+    rows = list(judge_libraries(attempt, None if tests_agree else {}))
     [row] = rows
-    return row, list(reasons_of_libraries(rows, traced))
+    return row, list(reasons_of_libraries(rows, attempt.traced.loaded))
 
 
 def mapped(made: tuple[LibraryPlan, Reconstruction]) -> LoadEvidence:
@@ -188,14 +189,12 @@ def test_a_library_is_proved(made: tuple[LibraryPlan, Reconstruction]) -> None:
     assert (row.status, row.detail, against) == (LibraryStatus.PROVED, None, [])
     assert row.processes == 2
     path, unused = plan.library.path, reconstruction.libraries[0].unused
-    loaded: Collection[str] = {path}
     first = next(d for d in plan.decisions if not d.kept)
     page = Span(first.end - 1, first.end)
     for armed, watched in ((), 0), ((page,), 1), (unused, row.unused_elements):
-        spans = {path: armed}
-        [found] = judge_libraries(
-            [plan], reconstruction, mapped(made), loaded, tests_agree=True, armed=spans
-        )
+        attempt = attempt_of(made)
+        touches = Touches(watched=frozenset({path}))
+        [found] = judge_libraries(replace(attempt, armed={path: armed}, touches=touches), None)
         assert (found.watched_bytes, found.watched_elements) == (size(armed), watched)
     assert row.unused_bytes == plan.unused_bytes == sum(s.size for s in row.spans) > 0
     assert row.left_bytes == plan.code_bytes - plan.unused_bytes
@@ -353,12 +352,12 @@ def test_a_verdict_follows_from_an_attempt(made: tuple[LibraryPlan, Reconstructi
     first = FirstUse(process=0, context=0, time_ns=0)
     refusal = Refusal(call="c", code=500, first=first, path=path, offset=64, name="k")
     refusing = replace_fields(attempt.usage, refusals=(refusal,))
-    kind, image = WorkKind.TOUCHED, "0x40"
-    touch = WorkDifference(kind=kind, library=path, image=image, test="t", nodeid="t")
+    witness, image = Witness.TOUCHED, "0x40"
+    touch = Need(witness=witness, library=path, image=image, test="t", nodeid="t")
     touched = replace(attempt, touches=Touches((touch,)))
-    assert [d.kind for d in judge(touched).work] == [WorkKind.TOUCHED]
+    assert [d.witness for d in judge(touched).needs] == [Witness.TOUCHED]
     both = judge(replace(touched, usage=refusing))
-    assert [d.kind for d in both.work] == [WorkKind.REFUSED] and not both.proved
+    assert [d.witness for d in both.needs] == [Witness.REFUSED] and not both.proved
 
     # Tests that are started otherwise may do other work.
     traced, first_round = attempt.traced, attempt.rounds[0]
@@ -410,8 +409,8 @@ def test_a_trace_that_watched_is_a_witness_of_work_that_is_missing(
     traced = replace(attempt.traced, planned=(planned,), usage=usage)
     attempt = replace(attempt, traced=traced, usage=replace_fields(usage, libraries=(lacking,)))
     verdict = judge(attempt)
-    assert verdict.proved and {w.kind for w in verdict.work} == {WorkKind.NOT_REPEATED}
-    assert {(span.start, span.end) for span in verdict.kept} == {
+    assert verdict.proved and {w.witness for w in verdict.needs} == {Witness.NOT_REPEATED}
+    assert {span for need in verdict.needs for span in need.spans if need.kept} == {
         (d.start, d.end) for d in plan.decisions if not d.kept and covers([first], d.start, d.end)
     }
     [row] = verdict.libraries
@@ -429,5 +428,5 @@ def test_a_trace_that_watched_is_a_witness_of_work_that_is_missing(
     ):
         rounds = (replace(attempt.rounds[0], session=other),)
         doubted = judge(replace(attempt, traced=no_witness, rounds=rounds))
-        assert not doubted.proved and doubted.kept == ()
-        assert all(w.kind is WorkKind.NOT_USED for w in doubted.work)
+        assert not doubted.proved and not any(need.kept for need in doubted.needs)
+        assert all(w.witness is Witness.NOT_USED for w in doubted.needs)

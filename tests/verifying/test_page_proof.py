@@ -10,18 +10,20 @@ from msgspec import structs
 from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage, Processor
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.spans import PAGE_SIZE, Span
-from pytest_negativa.models.verdict import PageVerdict
-from pytest_negativa.reporting.verdict import render_page_verdict
+from pytest_negativa.models.verdict import CpuProof, LibraryStatus, Need
+from pytest_negativa.reporting.verdict import render_cpu
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.judge import TestEvidence
 from pytest_negativa.verifying.page_proof import (
     UNAUDITED,
     UNCOMPARED,
     judge_pages,
+    missed_pages,
 )
 from pytest_negativa.verifying.supervisor import why_no_page_proof
 from tests.support.faults import PlantedFault
 from tests.support.paged import needs_page_watch
+from tests.support.sites import verdict_of
 
 TRACED = HostLibrary(
     sha256="a" * 64,
@@ -68,35 +70,44 @@ def judge(
     tests: TestEvidence | None = None,
     traced: tuple[HostLibrary, ...] = (TRACED,),
     lacks: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
-) -> PageVerdict:
+) -> CpuProof:
     return judge_pages(
         tests or evidence(),
         usage_of(*traced, incomplete=lacks[0]),
         usage_of(*found, incomplete=lacks[1]),
-        (),
-        run_id="run",
         compares_ends=False,
     )
+
+
+def missed(*found: HostLibrary) -> list[Need]:
+    return list(missed_pages(usage_of(TRACED), usage_of(*found)))
+
+
+def shown(proof: CpuProof, *needs: Need) -> str:
+    return "\n".join(render_cpu(structs.replace(verdict_of(), cpu=proof, needs=needs)))
 
 
 def test_pages_that_nothing_touched_are_proved() -> None:
     verdict = judge(touched((0x11000, 0x12000)))
     assert (verdict.proved, verdict.reasons) == (True, ())
     (row,) = verdict.libraries
-    assert (row.untouched_bytes, row.missed) == (6 * PAGE_SIZE, ())
+    assert (row.code_bytes, row.unused_bytes, row.left_bytes) == (0x8000, 0x6000, 0x2000)
+    assert missed(touched((0x11000, 0x12000))) == []
 
 
 @pytest.mark.planted_fault(
     "a handler of SIGSEGV hides that a page of CPU code was needed",
-    says="liba.so: keeps 2 pages that this run alone touched (file offsets 0x14000-0x16000)",
+    says="2 pages (file offsets 0x14000-0x16000) of liba.so, in the second watched run",
 )
 def test_a_touched_page_is_not_claimed_although_the_tests_pass(fault: PlantedFault) -> None:
-    verdict = judge(touched((0x11000, 0x12000), (0x14000, 0x16000)))
-    text = "\n".join(render_page_verdict(verdict))
+    found = touched((0x11000, 0x12000), (0x14000, 0x16000))
+    verdict = judge(found)
+    (need,) = missed(found)
+    text = shown(verdict, need)
     fault.check(text)
     (row,) = verdict.libraries
-    assert row.missed == (Span(0x14000, 0x16000),)
-    assert verdict.proved and row.untouched_bytes == 4 * PAGE_SIZE
+    assert need.kept and need.spans == (Span(0x14000, 0x16000),)
+    assert verdict.proved and row.unused_bytes == 4 * PAGE_SIZE
     assert "no test needs 16.4 kB of CPU code" in text
 
 
@@ -116,8 +127,12 @@ def test_a_process_that_watched_nothing(fault: PlantedFault) -> None:
 def test_a_library_that_the_proof_did_not_load_is_left_out(fault: PlantedFault) -> None:
     added = structs.replace(TRACED, paths=("/lib/libb.so",), sha256="b" * 64)
     verdict = judge(touched(), traced=(TRACED, added))
-    assert verdict.proved and [r.path for r in verdict.covered] == ["/lib/liba.so"]
-    text = "\n".join(render_page_verdict(verdict))
+    assert verdict.proved
+    assert [row.status for row in verdict.libraries] == [
+        LibraryStatus.PROVED,
+        LibraryStatus.NOT_LOADED,
+    ]
+    text = shown(verdict)
     assert "24.6 kB of CPU code in 1 library" in text
     fault.check(text)
     assert not judge(touched(), traced=(added,)).proved
@@ -125,7 +140,7 @@ def test_a_library_that_the_proof_did_not_load_is_left_out(fault: PlantedFault) 
 
 def test_the_verdict_states_what_it_does_not_cover() -> None:
     verdict = judge(touched())
-    text = "\n".join(render_page_verdict(verdict))
+    text = shown(verdict)
     assert verdict.limits == (UNAUDITED, UNCOMPARED)
     assert UNAUDITED in text and UNCOMPARED in text
 

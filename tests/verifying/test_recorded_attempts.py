@@ -56,7 +56,7 @@ def test_what_a_part_does_on_the_originals_it_does_on_the_copies() -> None:
     for repeated in None, attempt.traced.usage:
         verdict = judging.judge(replace(attempt, repeated=repeated))
         assert not verdict.proved
-        assert [work.test for work in verdict.work] == ["test_a.py (fixture)"]
+        assert [work.test for work in verdict.needs] == ["test_a.py (fixture)"]
 
 
 def test_eager_copies_of_a_lazy_trace_prove_nothing() -> None:

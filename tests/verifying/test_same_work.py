@@ -27,7 +27,7 @@ from pytest_negativa.models.trace import (
     Usage,
     UsageWarning,
 )
-from pytest_negativa.models.verdict import WorkDifference, WorkKind
+from pytest_negativa.models.verdict import Need, Witness
 from pytest_negativa.rewriting.compact.records import CompactOptions
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.verifying.same_work import (
@@ -104,7 +104,7 @@ def compare(
     *,
     flaky: Sequence[str] = (),
     launches: bool = False,
-) -> tuple[WorkDifference, ...]:
+) -> tuple[Need, ...]:
     return compare_work(
         Work.of(traced, NO_COPIES),
         Work.of(copies, NO_COPIES),
@@ -194,7 +194,7 @@ def test_launches_are_compared_test_by_test() -> None:
     copies = usage(lookups, launched={0: ["k"], 1: ["k", "l"], 2: ["l"]})
     assert compare(traced, copies) == ()
     found = compare(traced, copies, launches=True)
-    assert [(d.kind, d.detail) for d in found] == [(WorkKind.NOT_LAUNCHED, f"l, in {A.nodeid}")]
+    assert [(d.witness, d.detail) for d in found] == [(Witness.NOT_LAUNCHED, f"l, in {A.nodeid}")]
     assert compare(traced, copies, launches=True, flaky=[str(A.nodeid)]) == ()
     # Without counts, nothing tells which other tests use what a flaky one used first.
     lacking = usage({"/lib/a.so": {16: ["l"]}})
@@ -237,14 +237,14 @@ def refusing(**fields: object) -> Usage:
     return replace(usage(), refusals=(refusal,))
 
 
-def refused(traced: Usage, copies: Usage) -> tuple[WorkDifference, ...]:
+def refused(traced: Usage, copies: Usage) -> tuple[Need, ...]:
     return refused_work(Work.of(traced, NO_COPIES), Work.of(copies, NO_COPIES))
 
 
 def test_what_the_driver_refused_on_the_copies_alone() -> None:
     [work] = refused(usage(), refusing())
-    assert (work.kind, work.library, work.image, work.kernel) == (
-        WorkKind.REFUSED,
+    assert (work.witness, work.library, work.image, work.kernel) == (
+        Witness.REFUSED,
         "a.so",
         "0x10",
         "k",

@@ -13,9 +13,9 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.spans import PAGE_SIZE, Span
 from pytest_negativa.models.trace import UNENDED, UsageWarning
-from pytest_negativa.models.verdict import WorkKind
-from pytest_negativa.planning.keep_needed import keep_needed_spans
-from pytest_negativa.verifying.used_again import spans_of, used_again, why_unknown
+from pytest_negativa.models.verdict import Witness
+from pytest_negativa.planning.keep_needed import keep_needed
+from pytest_negativa.verifying.used_again import used_again, why_unknown
 from tests.support.analyses import settings, used
 from tests.support.libraries import QUICKSTART_LIBRARY
 from tests.support.standin.standin_gpu import USED
@@ -38,19 +38,17 @@ def test_a_region_that_is_used_stays(library: Path) -> None:
     planned = planned_of(library)
     assert used_again([planned], used(library, regions=(0,)), "off") == []
     [work] = used_again([planned], used(library, regions=(0, 1)), "off")
-    assert (work.kind, work.library, work.image) == (
-        WorkKind.USED_AGAIN,
+    assert (work.witness, work.library, work.image) == (
+        Witness.USED_AGAIN,
         str(library),
         hex(USED[1]),
     )
     assert work.kernel is not None and (work.test, work.nodeid) == (str(TEST), TEST.nodeid)
-    [span] = spans_of([work], [planned.plan])
-    assert span.start == USED[1] and span.detail == (
-        f"used on the originals by {TEST.nodeid}, which ran again there"
-    )
-    kept = with_changed(planned, plan=keep_needed_spans(planned.plan, [span]))
+    [span] = work.spans
+    assert work.kept and span.start == USED[1]
+    assert work.reason == f"used on the originals by {TEST.nodeid}, which ran again there"
+    kept = with_changed(planned, plan=keep_needed(planned.plan, [work]))
     assert used_again([kept], used(library, regions=(0, 1)), "off") == []
-    assert spans_of([work], [kept.plan]) == ()
 
 
 def test_a_page_that_is_read_stays(library: Path) -> None:
@@ -62,7 +60,7 @@ def test_a_page_that_is_read_stays(library: Path) -> None:
     found = used_again([planned], read, "off")
     assert hex(USED[3]) in [work.image for work in found]
     assert {(work.kernel, work.nodeid) for work in found} == {(None, None)}
-    assert {span.test for span in spans_of(found, [planned.plan])} == {"a process"}
+    assert all("by a process," in work.reason for work in found)
 
 
 def test_a_cubin_that_lost_another_function_stays_whole(library: Path) -> None:
