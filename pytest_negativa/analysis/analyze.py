@@ -15,7 +15,7 @@ from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.installed.owners import OwnLibraries, Places
+from pytest_negativa.installed.owners import Owners, OwnLibraries
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
@@ -128,7 +128,7 @@ class _Analyzer:
             ComputeCapability(a.major, a.minor) for a in map(SmArch.parse, settings.keep.archs)
         )
         self._kernel_globs = GlobSet(settings.keep.kernels)
-        self._places = Places()
+        self._owners = Owners()
         self._asks_for_all = ask_for_distributions(settings)
         self._names: list[LibraryNames] = []
         self._watched = watched
@@ -151,7 +151,7 @@ class _Analyzer:
             self._contents.add(library)
             place = Place(library.path)
             if self._asks_for_all or is_installed(library.path):
-                place = self._places.of(library.path)
+                place = self._owners.of(library.path)
             self._names.append(_names_of(library_map, place))
             if not is_selected(self._settings.libraries, self._names[-1]):
                 continue

@@ -302,15 +302,15 @@ def too_much_dead(inspected: Sequence[InspectedSet], limit: float) -> Iterator[s
     The GPUs are those of the summaries. The distribution with the most such code is first.
     """
     # importlib.metadata takes 20 ms to import.
-    from pytest_negativa.installed.owners import Places
+    from pytest_negativa.installed.owners import Owners
 
     yield from _unchecked(inspected, "--max-dead")
-    places = Places()
+    owners = Owners()
     groups: dict[str | None, dict[str, LibrarySummary]] = defaultdict(dict)
     for libraries, mapped in inspected:
         for summary in _loaded(mapped):
             name = libraries.distribution
-            if name is None and (place := places.of(summary.path)).distribution:
+            if name is None and (place := owners.of(summary.path)).distribution:
                 name = f"{place.distribution} {place.version}"
             groups[name][summary.path] = summary
     sizes = {

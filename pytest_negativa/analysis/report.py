@@ -23,7 +23,7 @@ from pytest_negativa.analysis.snapshots import (
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.hostcode.gather import gather
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportContents
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import (
@@ -400,11 +400,11 @@ def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
             "the limits can't be checked: this run has no plan",
         )
         return dataclasses.replace(contents, report=replace(contents.report, crossed=crossed))
-    places = Places()
+    owners = Owners()
     libraries = []
     for one in contents.libraries:
         if one.distribution is None:
-            owner = places.of(one.plan.library.path)
+            owner = owners.of(one.plan.library.path)
             one = dataclasses.replace(one, distribution=owner.distribution)
         limit = limit_of(settings.coverage.fail_under.libraries, names_of(one))
         covered = None if one.coverage is None else replace(one.coverage, limit=limit)

@@ -25,7 +25,7 @@ from pytest_negativa.cli.common import (
 )
 from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.hostcode.page_logs import read_misses
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.lock import LeftOut
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.planning.lock import lock_or_leave, make_lock
@@ -121,7 +121,7 @@ def lock(
     verdict = load_verdict(run)
     run_id = run.run_id if verdict is None else verdict.run_id
     unplanned, incomplete = find_unplanned(load_usage(run), [one.plan.library for one in planned])
-    place_of = partial(Places().from_folder, folder=Path.cwd())
+    place_of = partial(Owners().from_folder, folder=Path.cwd())
     try:
         made = make_lock(
             run_id,
