@@ -10,6 +10,7 @@ import click
 
 from pytest_negativa.analysis.lock import Widened, find_unplanned, widen_by_use, widen_lock
 from pytest_negativa.cli.common import (
+    EXISTING,
     LOCK,
     PATHS,
     PathOrUrl,
@@ -63,7 +64,7 @@ from pytest_negativa.tracing.merge import merge_when_ended
     "--add-misses",
     "logs",
     multiple=True,
-    type=click.Path(exists=True, path_type=Path),
+    type=EXISTING,
     metavar="LOG",
     help="Widen the lock in --output by what came back, instead of locking a run.",
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from pytest_negativa.analysis.vex import SearchedLibraries, load_vulnerabilities, make_document
-from pytest_negativa.cli.common import active_paths, encode_json
+from pytest_negativa.cli.common import EXISTING, active_paths, encode_json
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.images.archive_kinds import is_package
 from pytest_negativa.images.layers import is_container
@@ -19,19 +19,17 @@ from pytest_negativa.reporting.text import print_warning
 from pytest_negativa.slimming.package import unpacked_package
 from pytest_negativa.storage.user_files import write_output
 
-_EXISTING = click.Path(exists=True, path_type=Path)
-
 
 @click.command()
-@click.argument("vulnerabilities", type=_EXISTING, metavar="FILE")
-@click.argument("paths", nargs=-1, type=_EXISTING, metavar="[PATH]...")
+@click.argument("vulnerabilities", type=EXISTING, metavar="FILE")
+@click.argument("paths", nargs=-1, type=EXISTING, metavar="[PATH]...")
 @click.option("--author", required=True, metavar="WHO", help="Set the author, who answers for it.")
 @click.option("--product", metavar="IRI", help="Set what has the libraries, such as an image.")
 @click.option(
     "--original",
     "originals",
     multiple=True,
-    type=_EXISTING,
+    type=EXISTING,
     metavar="PATH",
     help="Search the originals of slimmed libraries here, too. Repeatable.",
 )
