@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
-from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
+from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, OnDone, map_libraries
 from pytest_negativa.gpucode.summary import FRAME, loadable_code, loaded_sections
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.layers import is_container
@@ -42,7 +42,6 @@ devices in each summary; 1 is the first."""
 
 _NO_LIBRARIES = '"libraries": []'
 
-OnDone = Callable[[int, int], None]
 """Called with the bytes of libraries done and of all libraries."""
 
 Take = Callable[[MappedLibrary], MappedLibrary]
