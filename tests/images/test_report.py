@@ -54,7 +54,7 @@ from pytest_negativa.storage.lockfile import save_lock
 from pytest_negativa.storage.schema import schema_text
 from tests.support.code_files import planned_files
 from tests.support.compacting import plan_of as small_plan
-from tests.support.libraries import BIN, MULTIARCH, PLAIN, without_build_id
+from tests.support.libraries import BIN, IS_ROOT, MULTIARCH, PLAIN, without_build_id
 from tests.support.sites import make_wheel, pip_install
 from tests.support.slimmed import compact, plan_for, read, read_slimmed
 from tests.support.usages import library_usage, usage_of
@@ -140,6 +140,16 @@ class TestTree:
 
         assert tree.sizes == {"usr/lib/libm.so": MULTIARCH.stat().st_size}
         assert tree.code_files == {}
+
+    @pytest.mark.skipif(IS_ROOT, reason="root may read anything")
+    def test_unreadable_files_are_not_forgotten(self, root: Path) -> None:
+        for name in ("lib.so.1", "k.cubin", "notes.txt"):
+            put(PLAIN, root / name).chmod(0)
+        report = report_image(root)
+        assert [line.partition(": ")[0] for line in report.unreadable] == [
+            str(root / "k.cubin"),
+            str(root / "lib.so.1"),
+        ]
 
     def test_what_no_loader_loads(self, root: Path) -> None:
         put(BIN / "rdc_caller.o", root / "rdc.o")
