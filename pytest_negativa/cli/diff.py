@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 import click
 import msgspec
@@ -22,10 +21,9 @@ from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.planning.snapshot import compare_snapshots
-from pytest_negativa.reporting.difference import render_difference, template_of
+from pytest_negativa.reporting.difference import render_difference
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error
-from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import GlobSet
 from pytest_negativa.storage.results import load_history
 
@@ -40,7 +38,6 @@ from pytest_negativa.storage.results import load_history
     help="Show this many rows of each table; 0 shows all. (default: 10)",
 )  # fmt: skip
 @as_json_option("difference")
-@click_options("reports.demangle")
 def diff(
     before: str | None,
     after: str | None,
@@ -48,7 +45,6 @@ def diff(
     globs: tuple[str, ...],
     top: int,
     as_json: bool,
-    **flags: Any,
 ) -> None:
     """Show what changed in the GPU code from A to B.
 
@@ -65,7 +61,7 @@ def diff(
 
     Exit status: 0, or 1 if A or B, or a library in them, can't be read.
     """
-    settings = settings_of(flags)
+    settings = settings_of()
     runs, cache = runs_of(settings), open_cache(settings.cache_dir)
     if before is None or after is None:
         # A named run, or the last but one with a plan for all tests; and the last.
@@ -102,8 +98,7 @@ def diff(
         )
         chosen = tuple(one for one in changes if one.names())
         difference = msgspec.structs.replace(difference, kernels=chosen)
-    spell = template_of if settings.reports.demangle else str
-    paragraphs = [*render_difference(difference, spell, top)]
+    paragraphs = [*render_difference(difference, top)]
     if globs and not difference.kernels:
         paragraphs.append(f"0 of {changed:,} changed kernels match")
     is_planned = any(row.reason for library in new.libraries for row in library.rows)

@@ -107,7 +107,7 @@ _BUILT_IN_MARKERS = frozenset(
 @click.option("--test", metavar="NODEID", help="List only kernels that this test ran.")
 @TOP_KERNELS
 @as_json_option("kernels")
-@click_options("run", "reports.demangle")
+@click_options("run")
 def kernels(
     used: bool,
     jit: bool,
@@ -126,7 +126,7 @@ def kernels(
     their caches, with file, arch and kernels: this can be built ahead. Its --json has the schema
     runtime.
     """
-    settings, run = settings_and_run(flags)
+    _settings, run = settings_and_run(flags)
     check_usage(
         (
             jit and (used or glob != "*" or globs or test is not None),
@@ -135,9 +135,7 @@ def kernels(
     )
     if jit:
         rows = load_report(run).runtime
-        table = _first(
-            rows, top, partial(render_runtime, demangled=settings.reports.demangle), "rows"
-        )
+        table = _first(rows, top, render_runtime, "rows")
         answer(_listing(run, rows, "runtime"), table, as_json=as_json, then=run)
         return
     plans = _plans_of(run, glob)
@@ -155,7 +153,7 @@ def kernels(
     libraries = (_list(plan, runs, wanted, top, used=used) for plan in plans)
     # A test uses few of many libraries.
     listing = _listing(run, tuple(one for one in libraries if one.found or test is None), listed)
-    lines = render_kernels(listing.rows, listed, demangled=settings.reports.demangle)
+    lines = render_kernels(listing.rows, listed)
     if as_json:
         click.echo(encode_json(listing), nl=False)
     else:

@@ -415,18 +415,6 @@ def make_request(
     )
 
 
-def measure_session(
-    command: Sequence[str], settings: Settings, environ: Mapping[str, str], cwd: Path
-) -> int:
-    """Measure a session's own command with the defaults, and show the result; the exit status.
-
-    Raises:
-        NegativaError: see ``measure``.
-    """
-    request = make_request(command, settings, environ=environ, cwd=cwd)
-    return show(measure_and_write(request), request.folder)
-
-
 def measure_and_write(request: MeasureRequest) -> Measurement:
     """Measure, with a line to stderr for each run, and write the measurement into its folder.
 

@@ -43,10 +43,9 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
     yield from _tests(
         f"Flaky ({FLAKY_RULE}):", [test for test in verdict.tests if test.differs and test.flaky]
     )
-    spell = demangle if options.demangle else str
     for kind in WorkKind:
         details = [
-            (one if one.kernel is None else replace(one, kernel=spell(one.kernel))).detail
+            (one if one.kernel is None else replace(one, kernel=demangle(one.kernel))).detail
             for one in verdict.work
             if one.kind is kind
         ]
