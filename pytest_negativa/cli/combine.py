@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -42,12 +42,6 @@ from pytest_negativa.storage.urls import is_url
 @click.command()
 @click.argument("runs", nargs=-1, metavar="RUN|URL...")
 @click.option(
-    "--input-list",
-    metavar="FILE",
-    type=click.File(),
-    help="Take the runs that FILE names, too, one a line; - is standard input.",
-)
-@click.option(
     "--failure-mode",
     type=click.Choice([mode.value for mode in FailureMode]),
     default=FailureMode.ANY.value,
@@ -71,7 +65,6 @@ from pytest_negativa.storage.urls import is_url
 @click_options("paths", *PLAN_OPTIONS)
 def combine(
     runs: tuple[str, ...],
-    input_list: TextIO | None,
     failure_mode: str,
     carried: tuple[str, ...],
     expected: int | None,
@@ -90,9 +83,8 @@ def combine(
     """
     settings = settings_of(flags)
     folder = runs_of(settings)
-    listed = (line.strip() for line in input_list or ())
-    names, older = dict.fromkeys((*runs, *filter(None, listed))), dict.fromkeys(carried)
-    check_usage((not (names or older), "name the runs to combine: RUN... or --input-list FILE"))
+    names, older = dict.fromkeys(runs), dict.fromkeys(carried)
+    check_usage((not (names or older), "name the runs to combine"))
     with contextlib.ExitStack() as stack:
         fetched: dict[str, Run | StoreError] = {}
         if any(map(is_url, (*names, *older))):

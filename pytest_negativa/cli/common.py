@@ -64,7 +64,7 @@ JOBS = click.option(
     "-j",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Use this many processes. (default: one per processor)",
+    help="Work on N libraries at a time. (default: one per processor)",
 )
 
 

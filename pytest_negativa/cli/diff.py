@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import click
 import msgspec
@@ -24,6 +25,7 @@ from pytest_negativa.planning.snapshot import compare_snapshots
 from pytest_negativa.reporting.difference import render_difference
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error
+from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import GlobSet
 from pytest_negativa.storage.results import load_history
 
@@ -33,18 +35,15 @@ from pytest_negativa.storage.results import load_history
 @click.argument("after", metavar="B]", required=False)
 @click.option("--headers-only", is_flag=True, help="Read headers alone: fast, but no kernels.")
 @MATCH
-@click.option(
-    "--top", type=click.IntRange(min=0), default=10, metavar="N",
-    help="Show this many rows of each table; 0 shows all. (default: 10)",
-)  # fmt: skip
 @as_json_option("difference")
+@click_options("reports.top")
 def diff(
     before: str | None,
     after: str | None,
     headers_only: bool,
     globs: tuple[str, ...],
-    top: int,
     as_json: bool,
+    **flags: Any,
 ) -> None:
     """Show what changed in the GPU code from A to B.
 
@@ -61,7 +60,7 @@ def diff(
 
     Exit status: 0, or 1 if A or B, or a library in them, can't be read.
     """
-    settings = settings_of()
+    settings = settings_of(flags)
     runs, cache = runs_of(settings), open_cache(settings.cache_dir)
     if before is None or after is None:
         # A named run, or the last but one with a plan for all tests; and the last.
@@ -98,7 +97,7 @@ def diff(
         )
         chosen = tuple(one for one in changes if one.names())
         difference = msgspec.structs.replace(difference, kernels=chosen)
-    paragraphs = [*render_difference(difference, top)]
+    paragraphs = [*render_difference(difference, settings.reports.top)]
     if globs and not difference.kernels:
         paragraphs.append(f"0 of {changed:,} changed kernels match")
     is_planned = any(row.reason for library in new.libraries for row in library.rows)

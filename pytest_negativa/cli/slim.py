@@ -14,6 +14,7 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     ARCH_LIST,
     EXISTING,
+    JOBS,
     LOCK,
     LOCK_FILE,
     PATHS,
@@ -141,13 +142,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     help="Keep code that came back, too (see negativa misses).",
 )
 @_dry_run
-@click.option(
-    "--jobs",
-    "-j",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Process N libraries at a time. (default: one per processor)",
-)
+@JOBS
 @as_json_option("slim")
 @click_options("remove", "reports.top")
 def slim(as_json: bool, **flags: Any) -> None:

@@ -45,7 +45,7 @@ from pytest_negativa.models.trace import Usage
 from pytest_negativa.planning.by_tests import (
     compare_groups,
     kernel_runs,
-    kernels_of_test,
+    kernels_of_tests,
     launches_by_range,
     resolve_nodeids,
     select_tests,
@@ -104,7 +104,7 @@ _BUILT_IN_MARKERS = frozenset(
     help="List only kernels of these libraries: path, file name or soname.",
 )
 @MATCH
-@click.option("--test", metavar="NODEID", help="List only kernels that this test ran.")
+@click.option("--test", metavar="GLOB", help="List only kernels that such tests ran.")
 @TOP_KERNELS
 @as_json_option("kernels")
 @click_options("run")
@@ -121,7 +121,7 @@ def kernels(
     """List the unused kernels of a traced run, or the used ones.
 
     The list covers the kernels that the run's devices could load. The run must have a plan.
-    --test lists what a test launched if the trace is of level launch, else what it used first.
+    --test lists what tests launched if the trace is of level launch, else what they used first.
     --jit lists what compilers made at run time (Triton, NVRTC, the driver), and what came from
     their caches, with file, arch and kernels: this can be built ahead. Its --json has the schema
     runtime.
@@ -143,7 +143,7 @@ def kernels(
     runs: Mapping[str, KernelRun] | None = None
     if test is not None:
         usage = _usage_of(run)
-        if not (runs := kernels_of_test(usage, test)):
+        if not (runs := kernels_of_tests(usage, test)):
             raise click.BadParameter(
                 f"{test!r} ran no kernel; negativa tests lists the tests that did",
                 param_hint="--test",

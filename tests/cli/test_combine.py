@@ -53,10 +53,9 @@ def shards(project: Project) -> Project:
 @pytest.mark.slow
 def test_combine(shards: Project) -> None:
     """What neither of them used; a run that is given twice changes nothing."""
-    (shards.folder / "list").write_text("second\n\nfirst\n")
     shutil.copytree(shards.folder / "first", shards.folder / "again")
 
-    done = shards.negativa("combine", "first", "again", "--input-list", "list")
+    done = shards.negativa("combine", "first", "again", "second", "first")
 
     assert done.stdout.startswith(HEADLINE)
     assert used_kernels(shards.latest("usage.json")) == set(KERNELS)

@@ -80,7 +80,8 @@ def test_two_folders(project: Project) -> None:
     )
     none = project.negativa("diff", "old", "new", "--match", "gen_*").stdout
     assert none.endswith("\n\n0 of 13 changed kernels match\n")
-    assert "x>=0" in project.negativa("diff", "old", "new", "--top=-1", status=2).stderr
+    refused = project.negativa("diff", "old", "new", "--top=-1", status=2).stderr
+    assert "--top: found '-1', expected a whole number, 0 or more" in refused
     quick = project.negativa("diff", "old", "new", "--headers-only", "--top=1").stdout
     assert "kernels appeared" not in quick and "6 more" in quick
 
