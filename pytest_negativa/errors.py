@@ -142,6 +142,11 @@ class Stopped(KeyboardInterrupt):
         super().__init__(f"interrupted ({signal.Signals(number).name}): nothing is proved")
 
 
+def no_such_file(path: object, remedy: str | None = None) -> OptionError:
+    """The error of a path that a user names and that is not there."""
+    return OptionError("no such file or folder", path, remedy)
+
+
 @contextlib.contextmanager
 def refusing(path: object, done: str, kind: type[NegativaError] = StoreError) -> Iterator[None]:
     """Make an error of the system within a ``with`` block one of ours.

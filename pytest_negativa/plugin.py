@@ -38,7 +38,7 @@ MARKER = (
 )
 
 # Options for which a supervisor runs the tests in a process of their own.
-_SUPERVISED = ("verifying", "healing", "measuring")
+_SUPERVISED = ("verifying", "healing")
 
 # Options with which pytest runs no test, so a report of unused code would mean nothing.
 _RUNS_NO_TEST = (

@@ -1,9 +1,10 @@
-"""The tests mirror the package, share helpers only, and patch nothing private."""
+"""The tests mirror the package, share helpers only, and patch nothing private; names are unique."""
 
 from __future__ import annotations
 
 import ast
 import functools
+from collections import Counter
 
 from tests.support.libraries import FIXTURES, ROOT, TESTS
 
@@ -62,3 +63,14 @@ def test_folders_are_those_of_the_package() -> None:
     mirrored = {folder for folder in folders if not NO_PACKAGES.intersection(folder.parts[:1])}
     assert len(mirrored) > 10
     assert [f for f in mirrored if not (ROOT / "pytest_negativa" / f).is_dir()] == []
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    names = Counter(
+        node.name
+        for path in (ROOT / "pytest_negativa").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert len(names) > 300
+    assert [name for name, count in names.items() if count > 1] == []

@@ -36,9 +36,10 @@ from pathlib import Path
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.gather import load_touched
+from pytest_negativa.hostcode.gather import require_usage
 from pytest_negativa.models.spans import intersection, minus, size, union
 from pytest_negativa.slimming.spares import note_of
+from pytest_negativa.storage.runs import run_at
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from page_cache import cached, drop, warm
@@ -216,7 +217,7 @@ def part_sizes(stack: Stack) -> Iterator[tuple[str, str]]:
 
 
 def sizes(title: str, site: Path, copy: Path, run: Path) -> Iterator[tuple[str, str]]:
-    usage = {one.sha256: one for one in load_touched(run).libraries}
+    usage = {one.sha256: one for one in require_usage(run_at(run.resolve())).libraries}
     before, after, gpu_before, gpu_after, count = 0, 0, 0, 0, 0
     stays: Counter[tuple[str, str]] = Counter()
     for path in libraries(site):

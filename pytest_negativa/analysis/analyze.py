@@ -15,13 +15,13 @@ from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.installed.owners import OwnLibraries, Places
+from pytest_negativa.installed.owners import Owners, OwnLibraries
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.coverage import LibraryCoverage
-from pytest_negativa.models.file_kinds import FileKind, kind_of
+from pytest_negativa.models.file_kinds import ELF_MAGIC, FileKind, kind_of
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import Place
@@ -50,10 +50,9 @@ from pytest_negativa.settings.globs import (
     unmatched_globs,
     unmatched_libraries,
 )
-from pytest_negativa.storage.system import read_head
+from pytest_negativa.storage.system import head_of
 from pytest_negativa.tracing.libraries import state_of
 
-_ELF_MAGIC = b"\x7fELF"
 _MOST_NAMED = 10
 
 
@@ -88,11 +87,11 @@ def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
         # PTX may lie in any file; what a library has of it lies in a fatbin.
         if not any(i.offset and i.form is not ImageForm.PTX for i in used.images):
             continue
-        magic = _head_of(path)[: len(_ELF_MAGIC)]
+        magic = head_of(path)[: len(ELF_MAGIC)]
         # A build id is a library's. A file without one may have been an archive.
         if not magic and used.library.build_id is not None:
             continue
-        if magic != _ELF_MAGIC:
+        if magic != ELF_MAGIC:
             what = "is no library" if magic else "is gone"
             text = f"{path}: GPU code was loaded from within this file, which {what}"
             yield UsageWarning(code="image-elsewhere", text=text, process=None)
@@ -128,7 +127,7 @@ class _Analyzer:
             ComputeCapability(a.major, a.minor) for a in map(SmArch.parse, settings.keep.archs)
         )
         self._kernel_globs = GlobSet(settings.keep.kernels)
-        self._places = Places()
+        self._owners = Owners()
         self._asks_for_all = ask_for_distributions(settings)
         self._names: list[LibraryNames] = []
         self._watched = watched
@@ -151,7 +150,7 @@ class _Analyzer:
             self._contents.add(library)
             place = Place(library.path)
             if self._asks_for_all or is_installed(library.path):
-                place = self._places.of(library.path)
+                place = self._owners.of(library.path)
             self._names.append(_names_of(library_map, place))
             if not is_selected(self._settings.libraries, self._names[-1]):
                 continue
@@ -303,16 +302,8 @@ def _below(roots: Iterable[str], file: str) -> str:
 
 def _bare_kind(path: str) -> FileKind | None:
     """The kind of a file that is GPU code itself; None for others."""
-    kind = kind_of(_head_of(path))
+    kind = kind_of(head_of(path))
     return None if kind is None or kind.is_host else kind
-
-
-def _head_of(path: str) -> bytes:
-    """The first bytes of a file; none if it can't be read."""
-    try:
-        return read_head(path)
-    except OSError:
-        return b""
 
 
 def _present(path: str, state: FileState, library_map: LibraryMap) -> TracedLibrary:

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from pytest_negativa.errors import StoreError
+from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.settings import FailureMode
@@ -45,7 +45,14 @@ from pytest_negativa.storage.results import (
     load_verdict,
     save_opened,
 )
-from pytest_negativa.storage.runs import TRACE_SUFFIX, Run, fetch_to_combine, holds_samples, run_at
+from pytest_negativa.storage.runs import (
+    TRACE_SUFFIX,
+    Run,
+    RunsFolder,
+    fetch_to_combine,
+    holds_samples,
+    run_at,
+)
 from pytest_negativa.storage.system import open_regular
 from pytest_negativa.storage.urls import Url, is_url
 from pytest_negativa.tracing.merge import merge_traces
@@ -97,24 +104,26 @@ def fetch_parts(names: Iterable[str], target: Path) -> dict[str, Run | StoreErro
 
 
 def read_part(
-    name: str, fetched: Run | StoreError | None = None, *, carried: bool = False
+    name: str,
+    folder: RunsFolder,
+    fetched: Run | StoreError | None = None,
+    *,
+    carried: bool = False,
 ) -> RunPart:
     """Look at a run that is to be combined with others.
 
     Args:
-        name: a folder, or a URL.
+        name: see ``RunsFolder.find``.
+        folder: of all runs.
         fetched: of a URL, see ``fetch_parts``.
         carried: see ``RunPart``.
     """
-    if isinstance(fetched, StoreError):
-        problem = fetched.beside(name)
-        return RunPart(name, Run(Path(name)), problem=problem, carried=carried)
-    path = Path(name)
-    # The last run is soon another.
-    run = fetched or run_at(path.resolve() if path.is_symlink() else path)
-    if not run.folder.is_dir():
-        problem = "no such folder; expected that of a run, or one with trace files"
-        return RunPart(name, run, problem=problem)
+    try:
+        if isinstance(fetched, StoreError):
+            raise fetched
+        run = fetched or run_at(folder.find(name).folder)
+    except (OptionError, StoreError) as e:
+        return RunPart(name, Run(Path(name)), problem=e.beside(name), carried=carried)
     failure = run.failure or run.incomplete_reason
     if run.has_pages and not run.trace_files():
         return RunPart(name, run, failure=failure, carried=carried)
@@ -142,6 +151,7 @@ def choose_parts(parts: Sequence[RunPart], mode: FailureMode) -> tuple[list[RunP
             result fails and its report shows what it used.
 
     Raises:
+        OptionError: there are too many bad ones, and one is not there.
         StoreError: there are too many bad ones.
     """
     leaves_out = mode is not FailureMode.ANY
@@ -152,7 +162,8 @@ def choose_parts(parts: Sequence[RunPart], mode: FailureMode) -> tuple[list[RunP
     lines = [f"{name}: {problem}" for name, problem in sorted(bad.items())]
     if lines and mode is FailureMode.ANY:
         remedy = "--failure-mode=warn leaves such runs out, for a report alone"
-        raise StoreError("\n".join((*lines, remedy)))
+        is_there = (is_url(part.name) or part.run.folder.is_dir() for part in parts)
+        raise (StoreError if all(is_there) else OptionError)("\n".join((*lines, remedy)))
     if lines and mode is FailureMode.ALL and len(bad) == len(parts):
         raise StoreError("\n".join((*lines, "no run is left to combine")))
     return [part for part in parts if part.name not in bad], lines

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pytest_negativa.devices import start_driver
 from pytest_negativa.errors import NegativaError
+from pytest_negativa.models.listing import MachineFact
 from pytest_negativa.models.trace import Role
 from pytest_negativa.processes import redirect
 from pytest_negativa.storage.runs import Run
@@ -36,31 +37,28 @@ _VARIABLES = (
 _GUARD_INSTALL = 102
 """``MADV_GUARD_INSTALL`` of madvise(2)."""
 
-Finding = tuple[str, str, str]
-"""A name, what was found, and why tracing can't work with it (empty if it can)."""
 
-
-def machine_facts(runs: Path) -> Iterator[Finding]:
+def machine_facts(runs: Path) -> Iterator[MachineFact]:
     """Look at everything that tracing and proofs need.
 
     Args:
         runs: the folder of all runs.
     """
-    yield "Python", f"{platform.python_version()}, {sys.executable}", ""
-    yield "system", platform.platform(), ""
+    yield MachineFact("Python", f"{platform.python_version()}, {sys.executable}")
+    yield MachineFact("system", platform.platform())
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
-            yield name, version(name), ""
-    yield from ((name, os.environ[name], "") for name in _VARIABLES if name in os.environ)
-    yield "guard pages", _guard_pages(), ""
+            yield MachineFact(name, version(name))
+    yield from (MachineFact(name, os.environ[name]) for name in _VARIABLES if name in os.environ)
+    yield MachineFact("guard pages", _guard_pages())
     with tempfile.TemporaryDirectory() as folder:
         # Before the driver starts, as in a session.
         yield _cupti(Path(folder))
         yield from _driver()
         problem = _why_no_proofs(Path(folder))
-    yield "proofs", f"do not work: {problem}" if problem else "work (LD_AUDIT)", ""
+    yield MachineFact("proofs", f"do not work: {problem}" if problem else "work (LD_AUDIT)")
     yield from (
-        (name, ", ".join((str(path), *_traits(path))), "")
+        MachineFact(name, ", ".join((str(path), *_traits(path))))
         for name, path in (
             ("runs", runs.absolute()),
             ("temporary files", Path(tempfile.gettempdir())),
@@ -80,30 +78,30 @@ def _guard_pages() -> str:
     return "work"
 
 
-def _cupti(folder: Path) -> Finding:
+def _cupti(folder: Path) -> MachineFact:
     """Trace this process for a moment. The error names the tool that holds CUPTI."""
     try:
         start_tracing(Run(folder / "run"), Role.SOLO, root=folder, children=False).stop()
-        problem = ""
+        problem = None
     except NegativaError as e:
         problem = str(e)
     place = find_cupti(sys.path) or "neither in this environment nor in a toolkit"
-    return "CUPTI", f"{'does not work' if problem else 'works'}, {place}", problem
+    return MachineFact("CUPTI", f"{'does not work' if problem else 'works'}, {place}", problem)
 
 
-def _driver() -> Iterator[Finding]:
+def _driver() -> Iterator[MachineFact]:
     try:
         driver = start_driver()
         gpus, is_eager = driver.devices(), driver.loads_eagerly()
     except (OSError, AttributeError) as e:
         remedy = "run where nvidia-smi lists one; containers need --gpus all"
-        yield "GPU", "none", f"no GPU works here ({e}): {remedy}"
+        yield MachineFact("GPU", "none", f"no GPU works here ({e}): {remedy}")
         return
     for gpu in gpus:
-        yield "GPU", f"{gpu.name}, compute capability {gpu.compute_capability}", ""
-    yield "driver", f"{gpu.driver_version or 'unknown version'}, {gpu.cuda}", ""
-    problem = "so all code would count as used: unset CUDA_MODULE_LOADING" if is_eager else ""
-    yield "loading", "eager" if is_eager else "lazy", problem
+        yield MachineFact("GPU", f"{gpu.name}, compute capability {gpu.compute_capability}")
+    yield MachineFact("driver", f"{gpu.driver_version or 'unknown version'}, {gpu.cuda}")
+    problem = "so all code would count as used: unset CUDA_MODULE_LOADING" if is_eager else None
+    yield MachineFact("loading", "eager" if is_eager else "lazy", problem)
 
 
 def _why_no_proofs(folder: Path) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
-from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, map_libraries
+from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, OnDone, map_libraries
 from pytest_negativa.gpucode.summary import FRAME, loadable_code, loaded_sections
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.layers import is_container
@@ -42,7 +42,6 @@ devices in each summary; 1 is the first."""
 
 _NO_LIBRARIES = '"libraries": []'
 
-OnDone = Callable[[int, int], None]
 """Called with the bytes of libraries done and of all libraries."""
 
 Take = Callable[[MappedLibrary], MappedLibrary]
@@ -302,15 +301,15 @@ def too_much_dead(inspected: Sequence[InspectedSet], limit: float) -> Iterator[s
     The GPUs are those of the summaries. The distribution with the most such code is first.
     """
     # importlib.metadata takes 20 ms to import.
-    from pytest_negativa.installed.owners import Places
+    from pytest_negativa.installed.owners import Owners
 
     yield from _unchecked(inspected, "--max-dead")
-    places = Places()
+    owners = Owners()
     groups: dict[str | None, dict[str, LibrarySummary]] = defaultdict(dict)
     for libraries, mapped in inspected:
         for summary in _loaded(mapped):
             name = libraries.distribution
-            if name is None and (place := places.of(summary.path)).distribution:
+            if name is None and (place := owners.of(summary.path)).distribution:
                 name = f"{place.distribution} {place.version}"
             groups[name][summary.path] = summary
     sizes = {

@@ -1,10 +1,11 @@
-"""Libraries that a lock leaves out; a lock widened by misses or by other runs, such as samples."""
+"""A lock of a run (no partial one), what it leaves out; one that misses or other runs widened."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -22,6 +23,7 @@ from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_library, read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.installed.sites import find_code_distributions
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap, Scope
@@ -30,13 +32,54 @@ from pytest_negativa.models.plan import KeepReason, LibraryPlan, may_be
 from pytest_negativa.models.settings import Granularity, Settings
 from pytest_negativa.models.spans import PAGE_SIZE, around, covers
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, Role, TracedLibrary, Usage
-from pytest_negativa.planning.lock import widen_library
+from pytest_negativa.planning.lock import lock_or_leave, make_lock, widen_library
+from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.tree import soname_of
 from pytest_negativa.spare.misses import Misses
+from pytest_negativa.storage.results import load_planned, load_usage, load_verdict
+from pytest_negativa.storage.runs import Run
 
 
-def find_unplanned(
+def lock_run(run: Run, settings: Settings, *, unproved: bool) -> tuple[Lock, list[LeftOut]]:
+    """The lock of a run, and the files that are GPU code which it leaves out.
+
+    Args:
+        unproved: see ``make_lock``.
+
+    Raises:
+        ReconstructError: nothing is proved, and ``unproved`` is not set.
+        StoreError: the run has not all shards, or can't be read.
+    """
+    if (reason := run.partial_reason) is not None:
+        raise StoreError(f"{run}: not locked: {reason}; combine runs of all shards")
+    planned, verdict = load_planned(run), load_verdict(run)
+    unplanned, incomplete = _find_unplanned(load_usage(run), [one.plan.library for one in planned])
+    place_of = partial(Owners().from_folder, folder=Path.cwd())
+    try:
+        lock = make_lock(
+            run.run_id if verdict is None else verdict.run_id,
+            planned,
+            verdict,
+            place_of,
+            unplanned=unplanned,
+            incomplete=incomplete,
+            unproved=unproved,
+            include=settings.libraries.include,
+            exclude=(*settings.libraries.exclude, *settings.keep.libraries),
+        )
+    except ReconstructError as e:
+        ways = f"{next_command(run)}, or negativa lock --unproved"
+        raise ReconstructError(f"{e}; next: {ways}") from e
+    of_files = (
+        lock_or_leave(one, verdict, place_of(one.plan.library.path), unproved=unproved)
+        for one in planned
+        if one.plan.is_files
+    )
+    return lock, [row for row in of_files if isinstance(row, LeftOut)]
+
+
+def _find_unplanned(
     usage: Usage | None, planned: Collection[LibraryIdentity]
 ) -> tuple[list[LeftOut], tuple[str, ...]]:
     """The other libraries of a run that have, or may have, GPU code; and why there may be more.

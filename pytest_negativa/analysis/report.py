@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -21,9 +21,10 @@ from pytest_negativa.analysis.snapshots import (
     names_of,
 )
 from pytest_negativa.errors import StoreError
+from pytest_negativa.gpucode.mapping import OnDone
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.hostcode.gather import gather
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.hostcode.gather import gather, with_pages, with_pages_of
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportContents
 from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
 from pytest_negativa.models.settings import (
@@ -34,7 +35,8 @@ from pytest_negativa.models.settings import (
     crossed_thresholds,
 )
 from pytest_negativa.models.spans import intersection, size
-from pytest_negativa.models.trace import Usage
+from pytest_negativa.models.trace import UNENDED, Usage
+from pytest_negativa.models.verdict import Need
 from pytest_negativa.planning.decide import KeepElement
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.next_command import next_command
@@ -52,11 +54,46 @@ from pytest_negativa.storage.results import (
     load_tests,
     load_usage,
     load_verdict,
+    save_healed,
     write_run,
 )
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.urls import Url
 from pytest_negativa.storage.user_files import write_output
+from pytest_negativa.tracing.merge import merge_when_ended
+
+
+def plan_traces(
+    traces: Sequence[Path],
+    run: Run,
+    settings: Settings,
+    *,
+    failure: str | None,
+    healed: Iterable[Need] = (),
+    parts: Sequence[Run] = (),
+    workers: Workers,
+    on_done: OnDone,
+) -> ReportContents:
+    """Merge the traces of a run that has ended, and plan it, see ``plan_run``.
+
+    Args:
+        healed: what healing gave back in the parts of a combined run.
+    """
+    usage = with_pages_of(with_pages(merge_when_ended(lambda: traces), run), parts)
+    if healed:
+        # In whatever order the parts are given.
+        save_healed(run, sorted(healed, key=repr))
+    contents = plan_run(
+        usage,
+        settings,
+        run,
+        failure=failure or usage.why_incomplete(UNENDED),
+        workers=workers,
+        on_done=on_done,
+        parts=parts,
+    )
+    run.mark("incomplete", None)
+    return contents
 
 
 def plan_run(
@@ -69,8 +106,7 @@ def plan_run(
     vetoes: tuple[KeepElement, ...] = (),
     workers: Workers | None = None,
     anew: bool = False,
-    latest: bool = True,
-    on_done: Callable[[int, int], None] | None = None,
+    on_done: OnDone | None = None,
     parts: Sequence[Run] = (),
 ) -> ReportContents:
     """Analyze a run, write its files and reports, and return what there is to show.
@@ -82,7 +118,6 @@ def plan_run(
         workers: who reads libraries; see ``map_libraries``.
         parts: the runs that it unites, which may prove it.
         anew: see ``write_reports``.
-        latest: see ``write_run``.
 
     Raises:
         NegativaError: something could not be written.
@@ -102,6 +137,13 @@ def plan_run(
     warnings = [] if failure is None else [f"nothing is planned from this run: {failure}"]
     if (partial := run.partial_reason) is not None:
         warnings.append(f"{partial}; these plans make nothing smaller")
+    # Runs of other machines: is GPU code used of a library that is here?
+    latest = not parts or any(u.images and Path(u.library.path).exists() for u in usage.libraries)
+    if not latest:
+        warnings.append(
+            "this is not the last run: no library is here whose GPU code was used; name the "
+            "folders of the libraries with --path or paths in negativa.yaml"
+        )
     analysis = dataclasses.replace(analysis, warnings=(*analysis.warnings, *warnings))
     report = write_results(run, analysis, settings, with_plans=failure is None, latest=latest)
     verdict = prove_by_parts(run, analysis.libraries, parts) if failure is None else None
@@ -399,11 +441,11 @@ def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
             "the limits can't be checked: this run has no plan",
         )
         return dataclasses.replace(contents, report=replace(contents.report, crossed=crossed))
-    places = Places()
+    owners = Owners()
     libraries = []
     for one in contents.libraries:
         if one.distribution is None:
-            owner = places.of(one.plan.library.path)
+            owner = owners.of(one.plan.library.path)
             one = dataclasses.replace(one, distribution=owner.distribution)
         limit = limit_of(settings.coverage.fail_under.libraries, names_of(one))
         covered = None if one.coverage is None else replace(one.coverage, limit=limit)

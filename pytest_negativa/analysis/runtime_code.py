@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
 from pytest_negativa.gpucode.files import bare_arch
+from pytest_negativa.models.file_kinds import ELF_MAGIC
 from pytest_negativa.models.plan import LocatedLibrary, UseMark
 from pytest_negativa.models.report import RuntimeCode
 from pytest_negativa.models.trace import FirstUse, ImageForm, ImageUse, LibraryUsage, Usage
@@ -25,7 +26,6 @@ from pytest_negativa.storage.system import read_head, read_regular
 
 _DRIVER = "CUDA driver"
 _COMPILED_LATER = frozenset((ImageForm.PTX, ImageForm.LINKED))
-_CUBIN_MAGIC = b"\x7fELF"
 
 
 class _CacheFile(NamedTuple):
@@ -169,7 +169,7 @@ def _find_cached(
             for path in (os.path.join(folder, n) for n in names if n.endswith(".cubin")):
                 with contextlib.suppress(OSError):  # Processes clear caches.
                     head = read_head(path)
-                    start = head.find(_CUBIN_MAGIC)
+                    start = head.find(ELF_MAGIC)
                     status = os.stat(path)  # noqa: PTH116 (there are thousands)
                     if start < 0 or status.st_size - start not in sizes:
                         continue

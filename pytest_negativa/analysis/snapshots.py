@@ -15,7 +15,7 @@ from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest
 from pytest_negativa.images.archive_kinds import count_archives
 from pytest_negativa.images.layers import is_container
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.file_kinds import FileKind, kind_of
@@ -115,7 +115,7 @@ def _read(
     scope = Scope(headers_only=headers_only, calls=headers_only)
     request = MapRequest(scope, with_map=True, with_summary=False, slimmed=True, any_file=True)
     [found] = inspect_libraries((argument,), request, cache, None, on_done, take)
-    is_explicit, root, places = found.libraries.explicit, Path(argument).resolve(), Places()
+    is_explicit, root, owners = found.libraries.explicit, Path(argument).resolve(), Owners()
     libraries: list[SnapshotLibrary] = []
     unread = [*found.libraries.unlisted, *(one.error for one in found.mapped if one.error)]
     for problem in unread:
@@ -132,7 +132,7 @@ def _read(
             holder = name or PurePosixPath(place or "").parent.as_posix()
         else:
             real = os.path.realpath(path)
-            where = places.from_folder(real, Path.cwd())
+            where = owners.from_folder(real, Path.cwd())
             place, version = _place_here(where), where.version or ""
             holder = where.distribution or _folder_of(real, root, where)
         one = replace(one, place=place, version=version or None)
@@ -191,10 +191,10 @@ def below_site(name: str) -> str:
 
 def snapshot_run(title: str, planned: Sequence[AnalyzedLibrary]) -> Snapshot:
     """The snapshot of a run's maps and plans."""
-    places = Places()
+    owners = Owners()
     libraries = []
     for one in planned:
-        place = places.from_folder(one.plan.library.path, Path.cwd())
+        place = owners.from_folder(one.plan.library.path, Path.cwd())
         found = snapshot_map(one.library_map, one.plan, place.version, _place_here(place))
         libraries.append(found)
     return make_snapshot(title, libraries)

@@ -24,7 +24,7 @@ from pytest_negativa.gpucode.library import map_slimmed, read_library
 from pytest_negativa.gpucode.slimmed import AddressSpace, has_marker
 from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.functions import local_functions
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.vex import (
     OPENVEX,
@@ -109,7 +109,7 @@ class SearchedLibraries:
     def __init__(self, paths: Sequence[Path], originals: Sequence[Path]) -> None:
         folders = (path if path.is_dir() else path.parent for path in paths)
         known = {one.path: one.entry for one in slimmed_in(folders)}
-        places = Places()
+        owners = Owners()
         self._libraries: list[_Library] = []
         kept = (entry.original for entry in known.values() if entry is not None)
         self._originals = (*originals, *(Path(path) for path in kept if path is not None))
@@ -124,7 +124,7 @@ class SearchedLibraries:
                 path = tree.root / group.name
                 soname = soname_of(path)
                 names = tuple(
-                    LibraryNames(str(link), soname, places.of(str(link)).distribution)
+                    LibraryNames(str(link), soname, owners.of(str(link)).distribution)
                     for link in (tree.root / name for name in group.names)
                 )
                 entry = known.get(str(path))

@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -35,18 +35,12 @@ from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.results import combine_tests
-from pytest_negativa.storage.runs import Run, RunsFolder, is_run_id
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.urls import is_url
 
 
 @click.command()
 @click.argument("runs", nargs=-1, metavar="RUN|URL...")
-@click.option(
-    "--input-list",
-    metavar="FILE",
-    type=click.File(),
-    help="Take the runs that FILE names, too, one a line; - is standard input.",
-)
 @click.option(
     "--failure-mode",
     type=click.Choice([mode.value for mode in FailureMode]),
@@ -71,7 +65,6 @@ from pytest_negativa.storage.urls import is_url
 @click_options("paths", *PLAN_OPTIONS)
 def combine(
     runs: tuple[str, ...],
-    input_list: TextIO | None,
     failure_mode: str,
     carried: tuple[str, ...],
     expected: int | None,
@@ -90,18 +83,16 @@ def combine(
     """
     settings = settings_of(flags)
     folder = runs_of(settings)
-    listed = (line.strip() for line in input_list or ())
-    names = dict.fromkeys(_place(name, folder) for name in (*runs, *filter(None, listed)))
-    older = dict.fromkeys(_place(name, folder) for name in carried)
-    check_usage((not (names or older), "name the runs to combine: RUN... or --input-list FILE"))
+    names, older = dict.fromkeys(runs), dict.fromkeys(carried)
+    check_usage((not (names or older), "name the runs to combine"))
     with contextlib.ExitStack() as stack:
         fetched: dict[str, Run | StoreError] = {}
         if any(map(is_url, (*names, *older))):
             folder.make()
             temporary = tempfile.TemporaryDirectory(dir=folder.folder, prefix=".fetched-")
             fetched = fetch_parts((*names, *older), Path(stack.enter_context(temporary)))
-        parts = [read_part(name, fetched.get(name)) for name in names]
-        parts += [read_part(name, fetched.get(name), carried=True) for name in older]
+        parts = [read_part(name, folder, fetched.get(name)) for name in names]
+        parts += [read_part(name, folder, fetched.get(name), carried=True) for name in older]
         # A run may be here twice, as a copy.
         count = len(
             {
@@ -114,11 +105,6 @@ def combine(
             runs_are = format_items(count, "run is", "runs are")
             raise StoreError(f"{runs_are} here, expected {expected}; name the run of each shard")
         _combine(parts, folder.new_run(), settings, FailureMode(failure_mode), executor)
-
-
-def _place(name: str, folder: RunsFolder) -> str:
-    """The folder of a run by its id; else the name itself."""
-    return str(folder.folder / name) if is_run_id(name) else name
 
 
 def _combine(

@@ -15,7 +15,7 @@ import msgspec
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.devices import parse_archs
-from pytest_negativa.errors import ExitStatus, OptionError
+from pytest_negativa.errors import ExitStatus, OptionError, no_such_file
 from pytest_negativa.gpucode.workers import DaskCluster, Workers, open_workers
 from pytest_negativa.images.archive_kinds import count_archives
 from pytest_negativa.installed.active import find_active
@@ -38,29 +38,33 @@ PASS_ON = {"allow_interspersed_args": False}
 """Context settings of a command with COMMAND: what follows it are COMMAND's own options."""
 
 
-class PathOrUrl(click.Path):
+class Existing(click.Path):
+    """A path; if ``exists``, an ``OptionError`` says that nothing is there."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if self.exists and not os.path.lexists(value):
+            raise no_such_file(value)
+        return super().convert(value, param, ctx)
+
+
+class PathOrUrl(Existing):
     """A lock: its path, or its URL."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if is_url(value):
-            return Url(value)
-        if self.exists and not os.path.lexists(value):
-            self.fail(
-                f"{value}: no such lock; negativa lock writes one of a proved run", param, ctx
-            )
-        return super().convert(value, param, ctx)
+        return Url(value) if is_url(value) else super().convert(value, param, ctx)
 
 
 LOCK = "negativa.lock"
 PATHS = click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="[PATH]...")
 LOCK_FILE = PathOrUrl(exists=True, dir_okay=False, path_type=Path)
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+EXISTING = Existing(exists=True, path_type=Path)
+FOLDER = Existing(exists=True, file_okay=False, path_type=Path)
 JOBS = click.option(
     "--jobs",
     "-j",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Use this many processes. (default: one per processor)",
+    help="Work on N libraries at a time. (default: one per processor)",
 )
 
 

@@ -22,7 +22,7 @@ from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.planning.snapshot import compare_snapshots
-from pytest_negativa.reporting.difference import render_difference, template_of
+from pytest_negativa.reporting.difference import render_difference
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error
 from pytest_negativa.settings.flags import click_options
@@ -35,18 +35,13 @@ from pytest_negativa.storage.results import load_history
 @click.argument("after", metavar="B]", required=False)
 @click.option("--headers-only", is_flag=True, help="Read headers alone: fast, but no kernels.")
 @MATCH
-@click.option(
-    "--top", type=click.IntRange(min=0), default=10, metavar="N",
-    help="Show this many rows of each table; 0 shows all. (default: 10)",
-)  # fmt: skip
 @as_json_option("difference")
-@click_options("reports.demangle")
+@click_options("reports.top")
 def diff(
     before: str | None,
     after: str | None,
     headers_only: bool,
     globs: tuple[str, ...],
-    top: int,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -102,8 +97,7 @@ def diff(
         )
         chosen = tuple(one for one in changes if one.names())
         difference = msgspec.structs.replace(difference, kernels=chosen)
-    spell = template_of if settings.reports.demangle else str
-    paragraphs = [*render_difference(difference, spell, top)]
+    paragraphs = [*render_difference(difference, settings.reports.top)]
     if globs and not difference.kernels:
         paragraphs.append(f"0 of {changed:,} changed kernels match")
     is_planned = any(row.reason for library in new.libraries for row in library.rows)

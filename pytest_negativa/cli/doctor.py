@@ -5,14 +5,17 @@ from __future__ import annotations
 import click
 
 from pytest_negativa.analysis.doctor import machine_facts
-from pytest_negativa.cli.common import runs_of, say_next, settings_of, show
+from pytest_negativa.cli.common import answer, as_json_option, runs_of, settings_of
 from pytest_negativa.errors import ExitStatus
+from pytest_negativa.models.base import Listing
+from pytest_negativa.models.listing import LISTING_VERSION
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 
 
 @click.command()
-def doctor() -> None:
+@as_json_option("doctor")
+def doctor(as_json: bool) -> None:
     """Show what this machine has for tracing, and what it lacks.
 
     The page is for an issue: versions, driver, GPUs, CUPTI, file systems, and one line for each
@@ -20,12 +23,17 @@ def doctor() -> None:
 
     Exit status: 0, or 1 if GPU code can't be traced here.
     """
-    findings = list(machine_facts(runs_of(settings_of()).folder))
-    click.echo(
-        format_table("ll", ("what", "found"), [one[:2] for one in findings], names=(1,), fold=True)
-    )
-    obstacles = [f"- {printable(obstacle)}" for _name, _value, obstacle in findings if obstacle]
+    facts = tuple(machine_facts(runs_of(settings_of()).folder))
+    rows = [(fact.name, fact.value) for fact in facts]
+    obstacles = [f"- {printable(fact.obstacle)}" for fact in facts if fact.obstacle]
     can = "cannot" if obstacles else "can"
-    show("\n".join((f"\nGPU code {can} be traced here", *obstacles)))
-    say_next("negativa inspect" if obstacles else "pytest --negativa")
+    answer(
+        Listing(format_version=LISTING_VERSION, rows=facts),
+        (
+            format_table("ll", ("what", "found"), rows, names=(1,), fold=True),
+            "\n".join((f"GPU code {can} be traced here", *obstacles)),
+        ),
+        as_json=as_json,
+        then="negativa inspect" if obstacles else "pytest --negativa",
+    )
     click.get_current_context().exit(ExitStatus.FAILED if obstacles else 0)

@@ -6,18 +6,13 @@ from pathlib import Path
 
 import click
 
-from pytest_negativa.cli.common import active_paths, as_words, say_next, show
+from pytest_negativa.cli.common import FOLDER, active_paths, as_words, say_next, show
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 
 
 @click.command()
 @click.argument("error", required=False, default="")
-@click.argument(
-    "folders",
-    nargs=-1,
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="[PATH]...",
-)
+@click.argument("folders", nargs=-1, type=FOLDER, metavar="[PATH]...")
 def explain(error: str, folders: tuple[Path, ...]) -> None:
     """Tell whether slimmed libraries can cause a CUDA ERROR.
 

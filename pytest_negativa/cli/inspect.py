@@ -36,7 +36,7 @@ from pytest_negativa.cli.common import (
     fail_for,
     note_unopened,
     option_reader,
-    runs_of,
+    run_of,
     say_next,
     settings_of,
     show,
@@ -49,6 +49,7 @@ from pytest_negativa.images.report import load_suite, report_image, suite_of_loc
 from pytest_negativa.reporting.image import render_image_report
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.units import and_more
+from pytest_negativa.settings.options import BY_NAME
 from pytest_negativa.settings.values import read_percent, read_size
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.urls import Url
@@ -267,11 +268,11 @@ def show_packages(
     Args:
         then: the next command, without a run or a lock.
     """
-    settings = settings_of()
+    settings = settings_of({BY_NAME["run"].dest: run})
     suite = None
     if run is not None:
         then = f"negativa report --run {shlex.quote(run)}"
-        suite = load_suite(runs_of(settings).find(run))
+        suite = load_suite(run_of(settings))
     elif lock is not None:
         then = slim_by(lock)
         suite = suite_of_lock(load_lock(lock))

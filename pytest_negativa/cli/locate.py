@@ -1,4 +1,4 @@
-"""``negativa locate``, and the plan of all commands that end with one: no hooks; is it the last?"""
+"""``negativa locate``, and the plan of all commands that end with one: no hooks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pytest_negativa.analysis.report import plan_run
+from pytest_negativa.analysis.report import plan_traces
 from pytest_negativa.cli.common import (
     EXECUTOR,
     fail_for_limits,
@@ -18,19 +18,16 @@ from pytest_negativa.cli.common import (
     workers_for,
 )
 from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.gather import with_pages, with_pages_of
 from pytest_negativa.models.plan import KeepReason, LibraryPlan
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.models.trace import UNENDED
 from pytest_negativa.models.verdict import Need
 from pytest_negativa.reporting.formats import render_to_screen
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_warning
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.storage.results import load_plans, save_healed
+from pytest_negativa.storage.results import load_plans
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.tracing.merge import merge_when_ended
 
 PLAN_OPTIONS = (
     "libraries.include",
@@ -69,7 +66,7 @@ def plan_and_report(
     *,
     failure: str | None,
     status: int = 0,
-    healed: Sequence[Need] | None = None,
+    healed: Sequence[Need] = (),
     parts: Sequence[Run] = (),
 ) -> None:
     """Plan and report; exit with 1 if that fails and the command itself did not.
@@ -78,41 +75,26 @@ def plan_and_report(
         executor: of ``--executor``.
         failure: why the run failed; None if it didn't.
         status: exit status of the traced command.
-        healed: what healing gave back in the parts of a combined run; None for another run.
-        parts: of a combined run.
+        healed, parts: of a combined run, see ``plan_traces``.
     """
     with workers_for(executor) as workers, Progress("reading libraries") as progress:
-        usage = with_pages_of(with_pages(merge_when_ended(lambda: traces), run), parts)
-        failure = failure or usage.why_incomplete(UNENDED)
-        # Another machine's runs: is GPU code used of a library that is here?
-        latest = healed is None or any(
-            used.images and Path(used.library.path).exists() for used in usage.libraries
-        )
-        if healed:
-            # In whatever order the parts are given.
-            save_healed(run, sorted(healed, key=repr))
-        contents = plan_run(
-            usage,
-            settings,
+        contents = plan_traces(
+            traces,
             run,
+            settings,
             failure=failure,
-            latest=latest,
+            healed=healed,
+            parts=parts,
             workers=workers,
             on_done=progress.update,
-            parts=parts,
         )
-        run.mark("incomplete", None)
-    if not latest:
-        print_warning(
-            f"{run} is not the last run: no library is here whose GPU code was used; name the "
-            "folders of the libraries with --path or paths in negativa.yaml"
-        )
+    has_failed = run.failure is not None
     if paragraphs := tuple(render_to_screen(contents, settings.reports)):
         click.echo("\n\n".join(paragraphs))
-        if failure is None:
+        if not has_failed:
             say_next(run)
-    fail_for_limits(contents.report.crossed, status or int(failure is not None))
-    if failure is not None and not status:
+    fail_for_limits(contents.report.crossed, status or int(has_failed))
+    if has_failed and not status:
         raise StoreError(run.why_unplanned())
 
 

@@ -1,15 +1,15 @@
-"""``negativa lock``: a run to a lock (no partial run), and one that keeps more (misses, uses)."""
+"""``negativa lock``: a run to a lock, and one that keeps more (misses, uses)."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pytest_negativa.analysis.lock import Widened, find_unplanned, widen_by_use, widen_lock
+from pytest_negativa.analysis.lock import Widened, lock_run, widen_by_use, widen_lock
 from pytest_negativa.cli.common import (
+    EXISTING,
     LOCK,
     PATHS,
     PathOrUrl,
@@ -23,22 +23,14 @@ from pytest_negativa.cli.common import (
     show_proof,
     slim_by,
 )
-from pytest_negativa.errors import ReconstructError, StoreError
 from pytest_negativa.hostcode.page_logs import read_misses
-from pytest_negativa.installed.owners import Places
-from pytest_negativa.models.lock import LeftOut
 from pytest_negativa.models.sizes import format_bytes
-from pytest_negativa.planning.lock import lock_or_leave, make_lock
-from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.storage.results import (
     load_opened,
-    load_planned,
-    load_usage,
-    load_verdict,
 )
 from pytest_negativa.storage.urls import Url
 from pytest_negativa.storage.user_files import STDOUT
@@ -63,7 +55,7 @@ from pytest_negativa.tracing.merge import merge_when_ended
     "--add-misses",
     "logs",
     multiple=True,
-    type=click.Path(exists=True, path_type=Path),
+    type=EXISTING,
     metavar="LOG",
     help="Widen the lock in --output by what came back, instead of locking a run.",
 )
@@ -114,29 +106,7 @@ def lock(
         done = widen_by_use(load_lock(output), usage, settings, opened)
         _save_widened(output, done, "was used", "were used")
         return
-    run = run_of(settings)
-    if (reason := run.partial_reason) is not None:
-        raise StoreError(f"{run}: not locked: {reason}; combine runs of all shards")
-    planned = load_planned(run)
-    verdict = load_verdict(run)
-    run_id = run.run_id if verdict is None else verdict.run_id
-    unplanned, incomplete = find_unplanned(load_usage(run), [one.plan.library for one in planned])
-    place_of = partial(Places().from_folder, folder=Path.cwd())
-    try:
-        made = make_lock(
-            run_id,
-            planned,
-            verdict,
-            place_of,
-            unplanned=unplanned,
-            incomplete=incomplete,
-            unproved=unproved,
-            include=settings.libraries.include,
-            exclude=(*settings.libraries.exclude, *settings.keep.libraries),
-        )
-    except ReconstructError as e:
-        ways = f"{next_command(run)}, or negativa lock --unproved"
-        raise ReconstructError(f"{e}; next: {ways}") from e
+    made, files_left_out = lock_run(run_of(settings), settings, unproved=unproved)
     save_lock(made, output)
     to_stdout = str(output) == STDOUT
     unused = sum(library.unused_bytes for library in made.libraries)
@@ -154,12 +124,7 @@ def lock(
             "unused",
             err=to_stdout,
         )
-    of_files = (
-        lock_or_leave(one, verdict, place_of(one.plan.library.path), unproved=unproved)
-        for one in planned
-        if one.plan.is_files
-    )
-    for row in (*made.left_out, *(row for row in of_files if isinstance(row, LeftOut))):
+    for row in (*made.left_out, *files_left_out):
         show(f"left out: {printable(row.path)}: {printable(row.reason)}", err=to_stdout)
     show_proof(made)
     say_next(slim_by(output))

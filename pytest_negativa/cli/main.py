@@ -202,6 +202,6 @@ def main(**_flags: Any) -> None:
     .venv, else that of the Python that runs negativa. slim and slim undo never take the last one.
 
     Exit status: 0 if all is done. 1 if a file could not be read or written, or the answer is no.
-    2 for wrong usage, such as an invalid setting. A command that runs a program ends with its
-    status. 128 + N if signal N, such as Ctrl-C, interrupted it.
+    2 for wrong usage, such as an invalid setting or a path that is not there. A command that runs
+    a program ends with its status. 128 + N if signal N, such as Ctrl-C, interrupted it.
     """

@@ -35,7 +35,7 @@ LIMITS = (
 
 @click.command()
 @click.argument("types", nargs=-1, metavar="[TYPE[:PATH]]...")
-@click_options("run", "reports.top", "reports.demangle", *LIMITS)
+@click_options("run", "reports.top", *LIMITS)
 def report(types: tuple[str, ...], **flags: Any) -> None:
     """Write reports of a traced run.
 

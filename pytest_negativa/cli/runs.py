@@ -1,4 +1,4 @@
-"""``negativa runs`` (states, deletion with --delete, --keep, --copies), ``push`` and ``fetch``."""
+"""``negativa runs`` (states, --delete, --keep, --delete-copies), ``push`` and ``fetch``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pytest_negativa.tracing.trace_files import TraceReader, require_ended
 @click.command()
 @click.option("--delete", "doomed", multiple=True, metavar="RUN", help="Delete this run.")
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Delete all but N runs.")
-@click.option("--copies", is_flag=True, help="Delete the copies of libraries.")
+@click.option("--delete-copies", "copies", is_flag=True, help="Delete the copies of libraries.")
 @as_json_option("runs")
 def runs(doomed: tuple[str, ...], keep: int | None, copies: bool, as_json: bool) -> None:
     """List the traced runs, the newest first, or delete some.
@@ -45,7 +45,7 @@ def runs(doomed: tuple[str, ...], keep: int | None, copies: bool, as_json: bool)
     if not doomed and keep is None and not copies:
         _list(folder, as_json=as_json)
         return
-    check_usage((as_json, "--json lists the runs: leave out --delete, --keep and --copies"))
+    check_usage((as_json, "--json lists the runs: leave out --delete, --keep and --delete-copies"))
     _delete(folder, doomed, keep, copies=copies)
 
 

@@ -13,6 +13,8 @@ import click
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     ARCH_LIST,
+    EXISTING,
+    JOBS,
     LOCK,
     LOCK_FILE,
     PATHS,
@@ -25,6 +27,7 @@ from pytest_negativa.cli.common import (
     encode_json,
     fail_for,
     parse_devices,
+    runs_of,
     say_next,
     settings_of,
     show,
@@ -128,25 +131,18 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 @click.option(
     "--cpu-pages",
     metavar="RUN",
-    type=click.Path(exists=True, path_type=Path),
     help="Put CPU code and constants there, too, that this run never used.",
 )
 @click.option(
     "--add-misses",
     "logs",
     multiple=True,
-    type=click.Path(exists=True, path_type=Path),
+    type=EXISTING,
     metavar="LOG",
     help="Keep code that came back, too (see negativa misses).",
 )
 @_dry_run
-@click.option(
-    "--jobs",
-    "-j",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Process N libraries at a time. (default: one per processor)",
-)
+@JOBS
 @as_json_option("slim")
 @click_options("remove", "reports.top")
 def slim(as_json: bool, **flags: Any) -> None:
@@ -173,7 +169,8 @@ def slim(as_json: bool, **flags: Any) -> None:
     negativa help spares. The library looks for its spare in DIR, then beside itself, then in
     NEGATIVA_SPARE_DIR. Without its spare the library can't be loaded, and the error names the
     spare. A library that has a spare is slimmed anew only with --spare or --keep-originals.
-    RUN is a folder of a run that was traced with --cpu or --negativa-cpu, or its cpu.json. LOG is
+    RUN is a run that was traced with --cpu or --negativa-cpu (its id, folder or URL), or its
+    cpu.json. LOG is
     a log of what came back, or a folder of logs. --spare-never-loaded concerns all libraries of
     PATH that neither the lock nor RUN knows by content or name. Their code comes back, too, so the
     lock need not be proved. --remove moves whole libraries (GLOB: path, file name, soname,
@@ -201,7 +198,9 @@ def slim(as_json: bool, **flags: Any) -> None:
     """
     settings = settings_of(flags)
     request = _request(
-        SimpleNamespace(**flags, remove=settings.remove, keep=settings.keep.libraries)
+        SimpleNamespace(
+            **flags, runs=runs_of(settings), remove=settings.remove, keep=settings.keep.libraries
+        )
     )
     if settings.remove and (request.options.spare is None or request.options.spare.loaded is None):
         where = settings.sources["remove"]
@@ -382,7 +381,7 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
 
 
 def _spare(flags: SimpleNamespace) -> SpareTarget:
-    usage = None if flags.cpu_pages is None else load_touched(flags.cpu_pages)
+    usage = None if flags.cpu_pages is None else load_touched(flags.cpu_pages, flags.runs)
     for failure in () if usage is None else usage.failed:
         print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
     for choice in () if usage is None else usage.chosen:

@@ -45,7 +45,7 @@ from pytest_negativa.models.trace import Usage
 from pytest_negativa.planning.by_tests import (
     compare_groups,
     kernel_runs,
-    kernels_of_test,
+    kernels_of_tests,
     launches_by_range,
     resolve_nodeids,
     select_tests,
@@ -104,10 +104,10 @@ _BUILT_IN_MARKERS = frozenset(
     help="List only kernels of these libraries: path, file name or soname.",
 )
 @MATCH
-@click.option("--test", metavar="NODEID", help="List only kernels that this test ran.")
+@click.option("--test", metavar="GLOB", help="List only kernels that such tests ran.")
 @TOP_KERNELS
 @as_json_option("kernels")
-@click_options("run", "reports.demangle")
+@click_options("run")
 def kernels(
     used: bool,
     jit: bool,
@@ -121,12 +121,12 @@ def kernels(
     """List the unused kernels of a traced run, or the used ones.
 
     The list covers the kernels that the run's devices could load. The run must have a plan.
-    --test lists what a test launched if the trace is of level launch, else what it used first.
+    --test lists what tests launched if the trace is of level launch, else what they used first.
     --jit lists what compilers made at run time (Triton, NVRTC, the driver), and what came from
     their caches, with file, arch and kernels: this can be built ahead. Its --json has the schema
     runtime.
     """
-    settings, run = settings_and_run(flags)
+    _settings, run = settings_and_run(flags)
     check_usage(
         (
             jit and (used or glob != "*" or globs or test is not None),
@@ -135,9 +135,7 @@ def kernels(
     )
     if jit:
         rows = load_report(run).runtime
-        table = _first(
-            rows, top, partial(render_runtime, demangled=settings.reports.demangle), "rows"
-        )
+        table = _first(rows, top, render_runtime, "rows")
         answer(_listing(run, rows, "runtime"), table, as_json=as_json, then=run)
         return
     plans = _plans_of(run, glob)
@@ -145,7 +143,7 @@ def kernels(
     runs: Mapping[str, KernelRun] | None = None
     if test is not None:
         usage = _usage_of(run)
-        if not (runs := kernels_of_test(usage, test)):
+        if not (runs := kernels_of_tests(usage, test)):
             raise click.BadParameter(
                 f"{test!r} ran no kernel; negativa tests lists the tests that did",
                 param_hint="--test",
@@ -155,7 +153,7 @@ def kernels(
     libraries = (_list(plan, runs, wanted, top, used=used) for plan in plans)
     # A test uses few of many libraries.
     listing = _listing(run, tuple(one for one in libraries if one.found or test is None), listed)
-    lines = render_kernels(listing.rows, listed, demangled=settings.reports.demangle)
+    lines = render_kernels(listing.rows, listed)
     if as_json:
         click.echo(encode_json(listing), nl=False)
     else:

@@ -11,36 +11,35 @@ from pathlib import Path
 import click
 
 from pytest_negativa.analysis.vex import SearchedLibraries, load_vulnerabilities, make_document
-from pytest_negativa.cli.common import active_paths, encode_json
+from pytest_negativa.cli.common import EXISTING, PathOrUrl, active_paths, encode_json
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.images.archive_kinds import is_package
 from pytest_negativa.images.layers import is_container
 from pytest_negativa.reporting.text import print_warning
 from pytest_negativa.slimming.package import unpacked_package
-from pytest_negativa.storage.user_files import write_output
-
-_EXISTING = click.Path(exists=True, path_type=Path)
+from pytest_negativa.storage.urls import Url
+from pytest_negativa.storage.user_files import STDOUT, write_output
 
 
 @click.command()
-@click.argument("vulnerabilities", type=_EXISTING, metavar="FILE")
-@click.argument("paths", nargs=-1, type=_EXISTING, metavar="[PATH]...")
+@click.argument("vulnerabilities", type=EXISTING, metavar="FILE")
+@click.argument("paths", nargs=-1, type=EXISTING, metavar="[PATH]...")
 @click.option("--author", required=True, metavar="WHO", help="Set the author, who answers for it.")
 @click.option("--product", metavar="IRI", help="Set what has the libraries, such as an image.")
 @click.option(
     "--original",
     "originals",
     multiple=True,
-    type=_EXISTING,
+    type=EXISTING,
     metavar="PATH",
     help="Search the originals of slimmed libraries here, too. Repeatable.",
 )
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
-    default="-",
-    help="Write the document to this file. (default: standard output)",
+    type=PathOrUrl(path_type=Path),
+    default=STDOUT,
+    help="Write the document to this file or URL. (default: standard output)",
 )
 def vex(
     vulnerabilities: Path,
@@ -48,7 +47,7 @@ def vex(
     author: str,
     product: str | None,
     originals: tuple[Path, ...],
-    output: Path,
+    output: Path | Url,
 ) -> None:
     """State which code of vulnerabilities slimmed libraries lack.
 

@@ -19,7 +19,6 @@ from pytest_negativa.gpucode.elf_tables import (
     EHDR,
     EI_ABIVERSION,
     EI_CLASS,
-    ELF_MAGIC,
     ELFCLASS64,
     EM_CUDA,
     ET_REL,
@@ -35,6 +34,7 @@ from pytest_negativa.gpucode.elf_tables import (
 )
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError
+from pytest_negativa.models.file_kinds import ELF_MAGIC
 from pytest_negativa.models.library import Cubin, Edge, Function
 
 CALL = struct.Struct("<II")

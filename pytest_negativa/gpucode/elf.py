@@ -19,7 +19,6 @@ from pytest_negativa.gpucode.elf_tables import (
     EHDR,
     EI_CLASS,
     EI_DATA,
-    ELF_MAGIC,
     ELFCLASS32,
     ELFCLASS64,
     ELFDATA2LSB,
@@ -45,7 +44,7 @@ from pytest_negativa.gpucode.elf_tables import (
 )
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.build_id import find_build_id
-from pytest_negativa.models.file_kinds import HEAD_SIZE, FileKind, kind_of
+from pytest_negativa.models.file_kinds import ELF_MAGIC, HEAD_SIZE, FileKind, kind_of
 
 # Bytes of tables that are read of one file, names counted one by one. An object file of 65,000
 # sections needs half, libtorch_cuda.so 1%.

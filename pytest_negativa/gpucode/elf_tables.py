@@ -58,7 +58,6 @@ class RowLayout(Generic[_Row]):
         return self.struct.pack(*row)
 
 
-ELF_MAGIC = b"\x7fELF"
 EI_CLASS, EI_DATA, EI_ABIVERSION = 4, 5, 8
 ELFCLASS32, ELFCLASS64, ELFDATA2LSB = 1, 2, 1
 

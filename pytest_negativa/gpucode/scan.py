@@ -19,13 +19,13 @@ from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE
 from pytest_negativa.gpucode.search import any_of, load_search
 from pytest_negativa.gpucode.source import Readable, ReadAhead
-from pytest_negativa.models.file_kinds import FileKind
+from pytest_negativa.models.file_kinds import ELF_MAGIC, FileKind
 from pytest_negativa.models.library import LINKED, RELOCATABLE, Compression, Element, Region
 from pytest_negativa.models.spans import Span
 
 _FRAME_MAGIC = (0xFD2FB528).to_bytes(4, "little")
 # Of 64-bit little-endian ELF files, and so of cubins.
-_PLAIN_MAGIC = b"\x7fELF\x02\x01\x01"
+_PLAIN_MAGIC = ELF_MAGIC + b"\x02\x01\x01"
 
 _MAX_FRAME_HEADER = 18
 _BLOCK_RLE = 1

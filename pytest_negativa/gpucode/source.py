@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import io
 import os
 import shutil
@@ -22,7 +21,7 @@ from typing import IO, BinaryIO, Protocol, TypeVar
 from pytest_negativa.errors import FormatError
 from pytest_negativa.models.archive_member import Member
 from pytest_negativa.models.file_state import FileState
-from pytest_negativa.storage.system import available_cores
+from pytest_negativa.storage.system import HASH_STEP, available_cores, hash_steps
 
 _FILE_TYPES = {
     stat.S_IFDIR: "a directory",
@@ -32,9 +31,6 @@ _FILE_TYPES = {
     stat.S_IFBLK: "a block device",
 }
 
-
-# Bytes. A step that fits a processor's cache is hashed fastest.
-_HASH_STEP = 256 << 10
 
 # The most bytes that are unpacked to memory at a time.
 _MAX_IN_MEMORY = 4 << 30
@@ -172,10 +168,9 @@ class ByteSource:
         Raises:
             FormatError: it can't be read, or got shorter meanwhile.
         """
-        digest = hashlib.sha256()
-        for offset in range(0, self.size, _HASH_STEP):
-            digest.update(self.read(offset, min(_HASH_STEP, self.size - offset)))
-        return digest.hexdigest()
+        digest = hash_steps(self.read, self.size)
+        assert digest is not None  # read() raises.
+        return digest
 
     def is_unchanged(self) -> bool:
         """Whether the path still names the file that was opened, and no write changed it since."""
@@ -219,7 +214,7 @@ def unpack_stream(path: str, stream: io.BufferedIOBase | IO[bytes], size: int) -
         FormatError: it has another size, or there is no room.
     """
     with _nameless_file(path, size) as file:
-        while data := stream.read(_HASH_STEP):
+        while data := stream.read(HASH_STEP):
             try:
                 file.write(data)
                 file.flush()

@@ -45,7 +45,7 @@ from pytest_negativa.models.trace import LibraryUsage, Usage
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.records import load_record, write_record
 from pytest_negativa.storage.results import load_digests, load_usage
-from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.runs import Run, RunsFolder
 
 UNWATCHED = (
     "its sections can't be read, its code is relocated or has restartable sequences, or another "
@@ -298,15 +298,19 @@ def require_usage(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage:
     return usage
 
 
-def load_touched(path: Path) -> HostUsage:
-    """Pages that a run touched, from its folder or from its file ``cpu.json``.
+def load_touched(named: str, runs: RunsFolder) -> HostUsage:
+    """Pages that a run touched, or those in a file ``cpu.json``.
+
+    Args:
+        named: see ``RunsFolder.find``; or the file.
 
     Raises:
-        StoreError: there is none, or it can't be read.
+        OptionError: there is no such run.
+        StoreError: it has none, or they can't be read.
     """
-    if path.is_dir():
-        return require_usage(Run(path.resolve()))
-    return _load(path, HostUsage, HOST_USAGE_VERSION)
+    if Path(named).is_file():
+        return _load(Path(named), HostUsage, HOST_USAGE_VERSION)
+    return require_usage(runs.find(named))
 
 
 def combine(run: Run, parts: Sequence[Run], paths: PathRules) -> HostUsage | None:

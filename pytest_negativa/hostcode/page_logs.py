@@ -48,7 +48,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError, StoreError, refusing
+from pytest_negativa.errors import NegativaError, no_such_file, refusing
 from pytest_negativa.models.hostcode import FileKey
 from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.models.spans import size as size_of
@@ -132,14 +132,13 @@ def read_misses(paths: Iterable[Path]) -> list[Misses]:
 
     Raises:
         NegativaError: a log is damaged, or is empty.
-        StoreError: a log can't be read, or there is no such file or folder.
+        OptionError: there is no such file or folder.
+        StoreError: a log can't be read.
     """
     found: dict[bytes, Misses] = {}
     for path in paths:
         if not path.exists():
-            raise StoreError(
-                f"{path}: no such log, nor a folder of logs; see negativa misses --attach-env"
-            )
+            raise no_such_file(path, "see negativa misses --attach-env")
         for log in files_in(path, PAGES_SUFFIX) if path.is_dir() else [path]:
             if (process := _read_log(log)) is None:
                 raise NegativaError(

@@ -7,7 +7,7 @@ import os
 import re
 from pathlib import Path
 
-from pytest_negativa.storage.system import read_head
+from pytest_negativa.storage.system import head_of
 
 WHEEL_SUFFIX = ".whl"
 CONDA_SUFFIX, OLD_CONDA_SUFFIX = ".conda", ".tar.bz2"
@@ -59,10 +59,7 @@ def kind_at(path: Path) -> ArchiveKind | None:
     # Opening a named pipe would wait for a writer.
     if path.suffix == WHEEL_SUFFIX or not path.is_file():
         return ArchiveKind.ZIP if path.is_file() else None
-    try:
-        return archive_kind(read_head(path))
-    except OSError:
-        return None
+    return archive_kind(head_of(path))
 
 
 def is_package(path: Path) -> bool:

@@ -17,12 +17,12 @@ from pytest_negativa.images.tree import FileTree, name_and_version
 from pytest_negativa.installed.conda import CondaPackage
 from pytest_negativa.installed.record import RECORD, iter_rows
 from pytest_negativa.models.base import UNDECODABLE
-from pytest_negativa.models.image import Manager, Package
+from pytest_negativa.models.image import ImagePackage, Manager
 
 _DPKG = "var/lib/dpkg"
 
 
-def find_owners(tree: FileTree, wanted: Collection[str]) -> dict[str, Package]:
+def find_owners(tree: FileTree, wanted: Collection[str]) -> dict[str, ImagePackage]:
     """Find the packages that installed files, as far as wheels, conda and dpkg tell.
 
     The claim of a wheel wins over those of conda and dpkg, which may have installed the whole
@@ -35,10 +35,12 @@ def find_owners(tree: FileTree, wanted: Collection[str]) -> dict[str, Package]:
     listed.update((path, first) for path, first in tree.aliases.items() if first in listed)
     names = {path.rpartition("/")[2] for path in listed}
     folders: dict[str, str] = {}
-    owners: dict[str, Package] = {}
+    owners: dict[str, ImagePackage] = {}
     if (found := tree.conda_package) is not None:
         name, version = found
-        owners = dict.fromkeys(wanted, Package(name=name, version=version, manager=Manager.CONDA))
+        owners = dict.fromkeys(
+            wanted, ImagePackage(name=name, version=version, manager=Manager.CONDA)
+        )
     for path, package in _iter_claims(tree):
         folder, _, name = path.rpartition("/")
         # An image has far more files than those that are wanted, and links take time to resolve.
@@ -51,7 +53,7 @@ def find_owners(tree: FileTree, wanted: Collection[str]) -> dict[str, Package]:
     return owners
 
 
-def _iter_claims(tree: FileTree) -> Iterator[tuple[str, Package]]:
+def _iter_claims(tree: FileTree) -> Iterator[tuple[str, ImagePackage]]:
     """Paths and the packages that claim them; a later claim wins."""
     dpkg = tree.overlay.folder(_DPKG).path
     # Paragraphs of ``Field: value``, see deb-control(5).
@@ -68,31 +70,31 @@ def _iter_claims(tree: FileTree) -> Iterator[tuple[str, Package]]:
         yield from _iter_wheel(tree, path)
 
 
-def _iter_wheel(tree: FileTree, record: str) -> Iterator[tuple[str, Package]]:
+def _iter_wheel(tree: FileTree, record: str) -> Iterator[tuple[str, ImagePackage]]:
     """Files of a RECORD ("Recording installed projects", packaging.python.org), in CSV."""
     base, _, own = record.rpartition("/")[0].rpartition("/")
     name, version = name_and_version(own)
-    package = Package(name=name, version=version, manager=Manager.WHEEL)
+    package = ImagePackage(name=name, version=version, manager=Manager.WHEEL)
     with contextlib.suppress(csv.Error):
         for _, row in iter_rows(tree.read_list(record)):
             if row:
                 yield f"{base}/{row[0]}" if not row[0].startswith("/") else row[0], package
 
 
-def _iter_conda(tree: FileTree, path: str) -> Iterator[tuple[str, Package]]:
+def _iter_conda(tree: FileTree, path: str) -> Iterator[tuple[str, ImagePackage]]:
     """Files of conda-meta/NAME.json, listed in "files", relative to the environment."""
     base = path.rpartition("/")[0].rpartition("/")[0]
     with contextlib.suppress(*UNDECODABLE):
         listed = msgspec.json.decode(tree.read_list(path), type=CondaPackage)
-        package = Package(name=listed.name, version=listed.version, manager=Manager.CONDA)
+        package = ImagePackage(name=listed.name, version=listed.version, manager=Manager.CONDA)
         yield from ((f"{base}/{file}", package) for file in listed.files)
 
 
 def _iter_dpkg(
     tree: FileTree, path: str, versions: dict[str, str]
-) -> Iterator[tuple[str, Package]]:
+) -> Iterator[tuple[str, ImagePackage]]:
     """Files of info/PACKAGE[:ARCH].list, a path of the image each line; see dpkg-query(1)."""
     name = path.rpartition("/")[2].removesuffix(".list").partition(":")[0]
-    package = Package(name=name, version=versions.get(name, ""), manager=Manager.DPKG)
+    package = ImagePackage(name=name, version=versions.get(name, ""), manager=Manager.DPKG)
     for line in tree.read_list(path).splitlines():
         yield line, package

@@ -28,9 +28,9 @@ from pytest_negativa.models.file_kinds import CODE_SUFFIXES, FileKind
 from pytest_negativa.models.image import (
     IMAGE_REPORT_VERSION,
     ImageLibrary,
+    ImagePackage,
     ImageReport,
     MatchedBy,
-    Package,
     PackageRow,
     SlimmableBy,
     SuiteUse,
@@ -119,7 +119,7 @@ def _code_file_rows(
     tree: FileTree,
     suite: Suite | None,
     devices: Sequence[ComputeCapability],
-    owners: Mapping[str, Package],
+    owners: Mapping[str, ImagePackage],
 ) -> Iterator[ImageLibrary]:
     """The files that are GPU code themselves, as one library for each package."""
     planned = dict(_unused_files(tree, {} if suite is None else suite.files))
@@ -131,7 +131,7 @@ def _code_file_rows(
         and path.endswith(CODE_SUFFIXES)
         and not is_for_any(file.arch, devices, is_ptx=file.code_kind is FileKind.PTX)
     }
-    groups: defaultdict[Package | None, list[str]] = defaultdict(list)
+    groups: defaultdict[ImagePackage | None, list[str]] = defaultdict(list)
     for path in tree.code_files:
         groups[owners.get(path)].append(path)
     for package, paths in groups.items():
@@ -203,7 +203,7 @@ class _Matcher:
         self,
         library_map: LibraryMap,
         path: str,
-        package: Package | None,
+        package: ImagePackage | None,
         removed: Removed | None,
     ) -> ImageLibrary:
         library = library_map.library
@@ -268,7 +268,7 @@ def wrong_arch_bytes(library_map: LibraryMap, devices: Sequence[ComputeCapabilit
 
 
 def _package_rows(found: Iterable[ImageLibrary]) -> Iterator[PackageRow]:
-    groups: defaultdict[Package | None, list[ImageLibrary]] = defaultdict(list)
+    groups: defaultdict[ImagePackage | None, list[ImageLibrary]] = defaultdict(list)
     for one in found:
         groups[one.package].append(one)
     for package, group in groups.items():

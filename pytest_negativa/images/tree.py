@@ -23,7 +23,6 @@ from pytest_negativa.errors import FormatError, OptionError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.elf_tables import (
     EHDR,
-    ELF_MAGIC,
     ELFCLASS64,
     ELFDATA2LSB,
     EM_CUDA,
@@ -44,7 +43,14 @@ from pytest_negativa.images.archives import Entry, File, OnProblem, iter_archive
 from pytest_negativa.images.layers import find_image, is_container, iter_layers
 from pytest_negativa.images.overlay import HardLink, Link, Overlay
 from pytest_negativa.models.archive_member import Member
-from pytest_negativa.models.file_kinds import FileKind, is_loadable, is_spare, kind_of
+from pytest_negativa.models.file_kinds import (
+    ELF_MAGIC,
+    FileKind,
+    is_loadable,
+    is_named_code,
+    is_spare,
+    kind_of,
+)
 from pytest_negativa.storage.system import read_head
 
 # CUDA has no other hosts.
@@ -255,7 +261,7 @@ def _head_of(path: str) -> bytes:
         return read_head(path)
     except PermissionError:
         # The step that reads the library reports it.
-        return _ANY_LIBRARY if ".so" in os.path.basename(path) else b""  # noqa: PTH119
+        return _ANY_LIBRARY if is_named_code(path) else b""
 
 
 def _look_at(

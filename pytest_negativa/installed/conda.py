@@ -16,8 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.installed.record import RECORD, RecordLine, is_code, record_digest
+from pytest_negativa.installed.record import RECORD, RecordLine, record_digest
 from pytest_negativa.models.base import UNDECODABLE
+from pytest_negativa.models.file_kinds import is_named_code
 from pytest_negativa.storage.system import read_regular
 
 CONDA_META = "conda-meta"
@@ -70,7 +71,7 @@ class CondaPackage(msgspec.Struct):
 
 
 def _is_listed(name: str) -> bool:
-    return is_code(name) or name.endswith(f"/{RECORD}")
+    return is_named_code(name) or name.endswith(f"/{RECORD}")
 
 
 def read_conda(prefix: Path) -> Iterator[tuple[Path, CondaPackage]]:

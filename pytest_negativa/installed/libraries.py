@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_negativa.errors import OptionError, did_you_mean
-from pytest_negativa.models.file_kinds import CODE_SUFFIXES, is_spare, kind_of
+from pytest_negativa.models.file_kinds import is_named_code, is_spare, kind_of
 from pytest_negativa.storage.system import read_head
 
 # The first bytes of their programs don't count: pip has some in each environment.
@@ -149,4 +149,4 @@ def _may_hold_gpu_code(path: str) -> bool:
         return kind_of(read_head(path)) is not None
     except PermissionError:
         # Without a library the totals would be wrong; the next reader reports the error.
-        return ".so" in path.rpartition("/")[2] or path.endswith(CODE_SUFFIXES)
+        return is_named_code(path)

@@ -18,7 +18,7 @@ from pytest_negativa.models.lock import Place
 from pytest_negativa.settings.globs import normalized
 
 
-class Places:
+class Owners:
     """Finds the distribution that a file belongs to."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class OwnLibraries:
     """
 
     def __init__(self, roots: Iterable[str]) -> None:
-        self._places = Places()
+        self._owners = Owners()
         self._names: set[str] = set()
         self._folders = [Path(os.path.realpath(root)) for root in roots if root]
         for distribution in find_distributions():
@@ -77,7 +77,7 @@ class OwnLibraries:
         # A virtual environment often lies in the project's folder.
         if find_site(Path(path)) is None:
             return any(Path(path).is_relative_to(folder) for folder in self._folders)
-        name = self._places.of(path).distribution if self._names else None
+        name = self._owners.of(path).distribution if self._names else None
         return name is not None and normalized(name) in self._names
 
 

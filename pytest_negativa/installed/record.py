@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.base import UNDECODABLE
-from pytest_negativa.models.file_kinds import CODE_SUFFIXES
+from pytest_negativa.models.file_kinds import CODE_SUFFIXES, is_named_code
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.system import read_regular
@@ -38,11 +38,6 @@ def record_digest(sha256: str) -> str:
     return f"sha256={encoded.decode()}"
 
 
-def is_code(name: str) -> bool:
-    """Whether it may be a library, or a file that is GPU code, by its name."""
-    return ".so" in name or name.endswith(CODE_SUFFIXES)
-
-
 def iter_rows(text: str) -> Iterator[tuple[str, list[str]]]:
     """Each row of a RECORD: its text with the line break, and its fields.
 
@@ -58,12 +53,12 @@ def iter_rows(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def code_lines(text: str) -> dict[str, RecordLine]:
-    """Rows of a RECORD for files that may be code (``is_code``), by the path in the row.
+    """Rows of a RECORD for files that may be code (``is_named_code``), by the path in the row.
 
     Raises:
         csv.Error: see ``iter_rows``.
     """
-    rows = (row for _, row in iter_rows(text) if row and is_code(row[0]))
+    rows = (row for _, row in iter_rows(text) if row and is_named_code(row[0]))
     return {row[0]: RecordLine(*(*row[1:3], "", "")[:2]) for row in rows}
 
 

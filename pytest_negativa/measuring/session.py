@@ -28,6 +28,7 @@ from pytest_negativa.measuring.sampler import (
     first_result_library,
     run_sampled,
 )
+from pytest_negativa.models.file_kinds import ELF_MAGIC
 from pytest_negativa.models.measurement import (
     MEASUREMENT_VERSION,
     Comparison,
@@ -56,7 +57,6 @@ from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import RunsFolder
 from pytest_negativa.storage.system import read_head
 
-_ELF_MAGIC = b"\x7fELF"
 _TAIL_LINES = 15
 
 Say = Callable[[str], None]
@@ -118,7 +118,7 @@ def find_copies(root: Path) -> tuple[str, ...]:
     root = root.resolve()
     found = []
     for path in root.rglob("*"):
-        if path.is_symlink() or not path.is_file() or read_head(path, 4) != _ELF_MAGIC:
+        if path.is_symlink() or not path.is_file() or read_head(path, 4) != ELF_MAGIC:
             continue
         original = Path("/") / path.relative_to(root)
         if not original.is_file():
@@ -413,18 +413,6 @@ def make_request(
         loadings=tuple(Loading) if loading == "both" else (Loading(loading),),
         **options,
     )
-
-
-def measure_session(
-    command: Sequence[str], settings: Settings, environ: Mapping[str, str], cwd: Path
-) -> int:
-    """Measure a session's own command with the defaults, and show the result; the exit status.
-
-    Raises:
-        NegativaError: see ``measure``.
-    """
-    request = make_request(command, settings, environ=environ, cwd=cwd)
-    return show(measure_and_write(request), request.folder)
 
 
 def measure_and_write(request: MeasureRequest) -> Measurement:

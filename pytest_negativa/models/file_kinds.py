@@ -82,6 +82,12 @@ def is_spare(name: str) -> bool:
     return library_of_spare(name) is not None
 
 
+def is_named_code(path: str) -> bool:
+    """Whether a file is a library, or GPU code itself, by its name alone."""
+    name = path.rpartition("/")[2]
+    return ".so" in name or name.endswith(CODE_SUFFIXES)
+
+
 HEAD_SIZE = 4096
 """Bytes at the start of a file that ``kind_of`` needs; fewer if the file is smaller."""
 
@@ -101,7 +107,7 @@ _MAGIC_NUMBERS = (
     (THIN_ARCHIVE_MAGIC, FileKind.THIN_ARCHIVE),
 )
 
-_ELF_MAGIC = b"\x7fELF"
+ELF_MAGIC = b"\x7fELF"
 _E_TYPE, _E_MACHINE = slice(16, 18), slice(18, 20)
 _ET_REL = b"\x01\0"
 _EM_CUDA = b"\xbe\0"
@@ -116,7 +122,7 @@ _TEXT_STARTS = (b"//", b"/*", b".version")
 
 def kind_of(head: bytes) -> FileKind | None:
     """The kind of a file by its first ``HEAD_SIZE`` bytes; None: no known kind of GPU code."""
-    if head.startswith(_ELF_MAGIC):
+    if head.startswith(ELF_MAGIC):
         if head[_E_TYPE] == _ET_REL:
             return FileKind.OBJECT
         return FileKind.CUBIN if head[_E_MACHINE] == _EM_CUDA else FileKind.LIBRARY

@@ -44,7 +44,7 @@ class Manager(str, enum.Enum):
     DPKG = "dpkg"
 
 
-class Package(Record, frozen=True, kw_only=True):
+class ImagePackage(Record, frozen=True, kw_only=True):
     """An installed package.
 
     Attributes:
@@ -78,7 +78,7 @@ class ImageLibrary(Record, frozen=True, kw_only=True):
     path: str
     size: int
     build_id: str | None
-    package: Package | None
+    package: ImagePackage | None
     code_bytes: int
     suite: SuiteUse | None
     matched_by: MatchedBy | None
@@ -102,7 +102,7 @@ class PackageRow(Record, frozen=True, kw_only=True):
         never_loaded_bytes: sizes of those files.
     """
 
-    package: Package | None
+    package: ImagePackage | None
     libraries: int
     code_files: int
     size: int

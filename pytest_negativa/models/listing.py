@@ -49,6 +49,20 @@ class LibraryKernels(Record, frozen=True, kw_only=True):
     kernels: tuple[ListedKernel, ...]
 
 
+class MachineFact(Record, frozen=True, kw_only=False):
+    """Fact on this machine.
+
+    Attributes:
+        name: what it is about.
+        value: what was found.
+        obstacle: why tracing can't work with it; None if it can.
+    """
+
+    name: str
+    value: str
+    obstacle: str | None = None
+
+
 class RunRow(Record, frozen=True, kw_only=True):
     """A traced run.
 

@@ -16,8 +16,8 @@ FILL = 1
 
 MANIFEST_VERSION = 7
 """Of the manifest in the folder of copies. History: 7 has recipes within copies; 6 has no ``boot``;
-5 has each copy as a reconstruction has it; 4 has nothing spared; 3 has the places of kept bytes in
-compacted copies; 2 has what was spared, and which code."""
+5 has each copy as a reconstruction has it; 4 has nothing left in place; 3 has the places of kept
+bytes in compacted copies; 2 has what was left in place, and which code."""
 
 
 class RepackedCubin(Record, frozen=True, kw_only=True):

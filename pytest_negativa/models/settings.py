@@ -128,7 +128,6 @@ class Reports(Record, frozen=True, kw_only=True):
 
     formats: tuple[Report, ...]
     top: NonNegative
-    demangle: bool
 
 
 class Limits(Record, Generic[_Limit], frozen=True, kw_only=True):
@@ -267,7 +266,6 @@ class Settings(Record, frozen=True, kw_only=True):
     Attributes:
         enabled: whether the session is traced.
         verifying, healing: whether its plan is verified, and healed.
-        measuring: whether it runs on original and slim libraries in turns instead.
         run: the folder of the traced run to verify; None: the last one.
         config: the file that was read, if there is one.
         directory: the folder for runs.
@@ -284,7 +282,6 @@ class Settings(Record, frozen=True, kw_only=True):
     enabled: bool
     verifying: bool
     healing: bool
-    measuring: bool
     run: str | None
     config: str | None
     directory: str

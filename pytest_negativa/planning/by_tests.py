@@ -24,6 +24,7 @@ from pytest_negativa.models.trace import (
     LibraryUsage,
     Usage,
 )
+from pytest_negativa.settings.globs import matches
 
 
 def kernel_runs(usage: Usage, images: Iterable[ImageUse]) -> dict[str, tuple[KernelRun, ...]]:
@@ -72,10 +73,14 @@ def launches_by_range(usage: Usage) -> dict[str, dict[tuple[str, ...], dict[str,
     return {test: dict(ranges) for test, ranges in found.items()}
 
 
-def kernels_of_test(usage: Usage, test: str) -> dict[str, KernelRun]:
-    """The kernels that a test ran, with its launches of each."""
-    runs = kernel_runs(usage, usage.iter_images())
-    return {name: run for name, found in runs.items() for run in found if run.test == test}
+def kernels_of_tests(usage: Usage, glob: str) -> dict[str, KernelRun]:
+    """The kernels that tests ran whose node ids match, with their launches of each."""
+    found: dict[str, KernelRun] = {}
+    for name, runs in kernel_runs(usage, usage.iter_images()).items():
+        for run in (run for run in runs if matches(glob, run.test)):
+            before = found.get(name)
+            found[name] = before.add(run.launches or 0, run.gpu_ns) if before else run
+    return found
 
 
 def usage_of_tests(usage: Usage, tests: Collection[str]) -> Usage:

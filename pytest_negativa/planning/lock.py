@@ -83,7 +83,7 @@ def make_lock(
     left_out = [replace(one, **asdict(place_of(one.path))) for one in unplanned]
     of_files = {one.plan.library.sha256 for one in planned if one.plan.is_files}
     # A lock is applied by digest: what is left out at one place must not be slimmed for another.
-    spared: dict[str | None, str] = {}
+    stays: dict[str | None, str] = {}
     for one in planned:
         path = one.plan.library.path
         row = lock_or_leave(one, verdict, place_of(path), unproved=unproved)
@@ -91,19 +91,19 @@ def make_lock(
             locked.append(row)
         else:
             left_out += () if one.plan.is_files else (row,)
-            spared[one.plan.library.sha256] = row.path
+            stays[one.plan.library.sha256] = row.path
     left_out += [
         LeftOut(
             path=row.path,
             distribution=row.distribution,
             version=row.version,
             soname=row.soname,
-            reason=f"{spared[row.sha256]} has the same bytes, and is left out",
+            reason=f"{stays[row.sha256]} has the same bytes, and is left out",
         )
         for row in locked
-        if row.sha256 in spared and row.sha256 not in of_files
+        if row.sha256 in stays and row.sha256 not in of_files
     ]
-    locked = _once([row for row in locked if row.sha256 not in spared])
+    locked = _once([row for row in locked if row.sha256 not in stays])
     locked.sort(key=lambda row: row.path)
     lock = Lock(
         format_version=LOCK_VERSION,

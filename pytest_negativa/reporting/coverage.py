@@ -65,7 +65,6 @@ def render_missing(
     """A paragraph for each library, its unused kernels by source file; ``width`` 0: no limit."""
     if not coverage:
         yield "No library of the project's own was loaded, so there is no kernel coverage."
-    spell = demangle if options.demangle else str
     for library in coverage:
         run, kernels = library.run_kernels, len(library.kernels)
         name = Path(library.path).name
@@ -74,7 +73,7 @@ def render_missing(
         missing = sorted((k for k in library.kernels if not k.is_run), key=_place)
         for file, found in groupby(missing[: options.top or None], attrgetter("file")):
             lines.append(f"  {file or 'without line information'}")
-            lines += [f"{kernel.line or '':>6}  {spell(kernel.name)}" for kernel in found]
+            lines += [f"{kernel.line or '':>6}  {demangle(kernel.name)}" for kernel in found]
         lines += and_more(len(missing), options.top, "    and {} more")
         yield "\n".join(cut_middle(printable(line), width) for line in lines)
 

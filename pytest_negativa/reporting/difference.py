@@ -35,14 +35,11 @@ def template_of(name: str) -> str:
     return "::".join(filter(None, split_signature(demangle(name))))
 
 
-def render_difference(
-    difference: SnapshotDifference, spell: Callable[[str], str], top: int
-) -> Iterator[str]:
+def render_difference(difference: SnapshotDifference, top: int) -> Iterator[str]:
     """The difference, a paragraph at a time.
 
     Args:
         difference: what to show.
-        spell: turns the mangled name of a kernel into what is shown of it.
         top: how many rows to show of each table; 0 shows all.
     """
     libraries = difference.libraries
@@ -76,7 +73,7 @@ def render_difference(
         )
     for word, names_of in _KERNELS:
         counts = Counter(
-            (one.library, spell(name)) for one in difference.kernels for name in names_of(one)
+            (one.library, template_of(name)) for one in difference.kernels for name in names_of(one)
         )
         # The most instantiations first.
         lines = (

@@ -27,14 +27,12 @@ from pytest_negativa.reporting.units import (
 )
 
 
-def render_kernels(
-    libraries: Iterable[LibraryKernels], listed: str, *, demangled: bool
-) -> Iterator[str]:
+def render_kernels(libraries: Iterable[LibraryKernels], listed: str) -> Iterator[str]:
     """The lines: a headline for each library, and its kernels; ``listed`` is what they are."""
     for library in libraries:
         yield f"{printable(library.path)}: {_headline(library, printable(listed))}"
         for kernel in library.kernels:
-            yield from _lines(kernel, demangled=demangled)
+            yield from _lines(kernel)
         yield from and_more(library.found, len(library.kernels), "  and {} more")
 
 
@@ -45,12 +43,12 @@ def _headline(library: LibraryKernels, kind: str) -> str:
     return f"{library.found:,} of {library.listed:,} {kernels} match"
 
 
-def _lines(kernel: ListedKernel, *, demangled: bool) -> Iterator[str]:
+def _lines(kernel: ListedKernel) -> Iterator[str]:
     times = ""
     if kernel.launches is not None:
         took = "" if kernel.gpu_ns is None else f", {format_time(kernel.gpu_ns)}"
         times = f"  ({format_items(kernel.launches, 'launch', 'launches')}{took})"
-    yield f"  {printable(kernel.signature if demangled else kernel.name)}{times}"
+    yield f"  {printable(kernel.signature)}{times}"
     if kernel.first is not None:
         yield f"      first used in {printable(kernel.first)}"
 
@@ -79,12 +77,11 @@ def similarity_table(compared: str, pairs: Sequence[SimilarPair]) -> str:
     )
 
 
-def render_runtime(rows: Sequence[RuntimeCode], *, demangled: bool) -> str:
+def render_runtime(rows: Sequence[RuntimeCode]) -> str:
     """A table with a row for each module that was compiled, or came from a cache."""
-    spell = demangle if demangled else str
     cells = [
         (
-            format_names([spell(name) for name in one.kernels], 1),
+            format_names([demangle(name) for name in one.kernels], 1),
             ", ".join(one.archs),
             "compiled" if one.is_new else "from a cache",
             one.compiler or "unknown",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from pytest_negativa.gpucode.demangle import demangle
@@ -21,7 +21,6 @@ _MAX_COMPILED = 5
 
 def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterator[str]:
     """The report, a paragraph at a time; ``width`` is that of the terminal, 0 for no limit."""
-    spell = demangle if options.demangle else str
     yield "\n".join(wrap(printable(line), width) for line in sentences(report))
     if report.libraries:
         yield format_table(
@@ -57,10 +56,10 @@ def render_report(report: RunReport, options: Reports, width: int = 0) -> Iterat
         if row.used_kernels and row.unused_kernels and row.path not in listed:
             count = f"{len(row.unused_kernels)} of {row.kernels}"
             title = wrap(f"Unused kernels of {printable(row.name)}, {count}:", width)
-            names = map(printable, map(spell, row.unused_kernels))
+            names = map(printable, map(demangle, row.unused_kernels))
             yield from itemize(title, (cut_middle(name, width - 2) for name in names))
     if report.runtime:
-        yield "\n".join(wrap(line, width, "  ") for line in _runtime_lines(report, spell))
+        yield "\n".join(wrap(line, width, "  ") for line in _runtime_lines(report))
     for title, lines in lists(report):
         yield from itemize(f"{title}:", lines, width)
 
@@ -101,9 +100,9 @@ def _of(part: int, whole: int) -> str:
     return f"{part:,} of {whole:,}"
 
 
-def _runtime_lines(report: RunReport, spell: Callable[[str], str]) -> Iterator[str]:
+def _runtime_lines(report: RunReport) -> Iterator[str]:
     for is_new, title in ((True, "Compiled at run time"), (False, "From caches of compilers")):
-        found = {spell(n) for one in report.runtime if one.is_new is is_new for n in one.kernels}
+        found = {demangle(n) for one in report.runtime if one.is_new is is_new for n in one.kernels}
         if found:
             shown = printable(format_names(sorted(found), _MAX_COMPILED))
             yield f"{title}: {format_items(len(found), 'kernel', 'kernels')} ({shown})."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -43,9 +43,8 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
     yield from _tests(
         f"Flaky ({FLAKY_RULE}):", [test for test in verdict.tests if test.differs and test.flaky]
     )
-    spell = demangle if options.demangle else str
     for witness in Witness:
-        yield from _needs(verdict, witness, spell)
+        yield from _needs(verdict, witness)
     healed = (
         f"{Path(need.library or '').name} [{span.start:#x}, {span.end:#x}): {need.reason}"
         for need in verdict.needs
@@ -57,10 +56,10 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
     yield _conclusion(verdict)
 
 
-def _needs(verdict: Verdict, witness: Witness, spell: Callable[[str], str] = str) -> Iterator[str]:
+def _needs(verdict: Verdict, witness: Witness) -> Iterator[str]:
     """What a witness shows; healing and what stays for unknown needs have no line here."""
     details = [
-        replace(need, kernel=need.kernel and spell(need.kernel)).detail
+        replace(need, kernel=need.kernel and demangle(need.kernel)).detail
         for need in verdict.needs
         if need.witness is witness and need.test and not need.is_healed
     ]

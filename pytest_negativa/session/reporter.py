@@ -1,8 +1,7 @@
 """The end of a traced session: failed and incomplete runs, lost workers, plan, exit status.
 
 Only the process that reports does so: the controller of pytest-xdist, or a session without workers.
-The status of a proof is that of ``verifying.supervisor``, that of a measurement
-``measuring.session.measure_session``.
+The status of a proof is that of ``verifying.supervisor``.
 """
 
 from __future__ import annotations

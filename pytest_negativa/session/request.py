@@ -27,13 +27,6 @@ if TYPE_CHECKING:
     from pytest_negativa.verifying.rounds import Program
 
 _REQUEST = "NEGATIVA_SUPERVISE"
-# Make the plugin do nothing in a session, whatever other options it has.
-_UNTRACED = (
-    "--no-negativa",
-    "--no-negativa-verify",
-    "--no-negativa-heal",
-    "--no-negativa-measure",
-)
 
 # What a supervisor handles.
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -145,7 +138,7 @@ def main() -> int:
 
 
 def supervise(settings: Settings, program: Program, unblock: Collection[int] = ()) -> int:
-    """Measure, or verify after tracing (``settings.enabled``); the exit status.
+    """Verify, after tracing (``settings.enabled``); the exit status.
 
     Args:
         unblock: signals that were blocked until they can be handled.
@@ -155,11 +148,6 @@ def supervise(settings: Settings, program: Program, unblock: Collection[int] = (
 
     def work() -> int:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, unblock)
-        if settings.measuring:
-            from pytest_negativa.measuring.session import measure_session
-
-            command = _with_options(program.command, _UNTRACED)
-            return measure_session(command, settings, program.environ, program.cwd)
         run = None
         # A session that traces verifies its own run, whatever the environment names.
         if not settings.enabled:

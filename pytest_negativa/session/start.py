@@ -36,7 +36,7 @@ from pytest_negativa.session.request import (
     replace_process,
     supervise,
 )
-from pytest_negativa.session.round_hooks import OneWorker, RoundHooks, options_by_cache
+from pytest_negativa.session.round_hooks import OneWorker, RoundHooks
 from pytest_negativa.session.round_reports import RoundReports, append_coverage, writes_reports
 from pytest_negativa.session.traced_process import NotTraced, TracedProcess
 from pytest_negativa.settings.resolve import load_settings
@@ -182,11 +182,6 @@ def start_supervisor(config: pytest.Config, flags: Mapping[str, Any]) -> None:
     settings = load_settings(
         flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
     )
-    if settings.measuring and options_by_cache(config.known_args_namespace):
-        raise OptionError(
-            "--negativa-measure runs the same tests in turns, and --lf, --ff, --nf and --sw select "
-            "or order them by the turn before; leave these options out"
-        )
     program = program_of(config, settings)
     if is_replaceable(config):
         replace_process(settings, program)

@@ -24,7 +24,7 @@ from pytest_negativa.settings.values import (
 )
 
 if TYPE_CHECKING:
-    from pytest_negativa.storage.yaml_document import Node, Place
+    from pytest_negativa.storage.yaml_document import Node, Position
 
 PROJECT_NAME = "pyproject.toml"
 TABLE = "[tool.negativa]"
@@ -84,7 +84,7 @@ def load_config(path: str | os.PathLike[str], *, was_searched: bool = False) -> 
     path = anchor(path, Path.cwd())
     root = _table_of(path) if path.endswith(".toml") else _document_of(path)
     values: dict[str, Found] = {}
-    faults: list[tuple[Place, str]] = []
+    faults: list[tuple[Position, str]] = []
     for name, node in _iter_options(root, faults):
         option, items = FILE_OPTIONS[name], []
         has_items = option.is_repeated and isinstance(node.value, list)
@@ -129,7 +129,7 @@ def _table_of(path: str) -> Node | None:
 
 def _node_of(value: Any) -> Node:
     """A value of TOML, whose parser gives no places."""
-    from pytest_negativa.storage.yaml_document import Node, Place
+    from pytest_negativa.storage.yaml_document import Node, Position
 
     if isinstance(value, dict):
         value = {key: _node_of(inner) for key, inner in value.items()}
@@ -137,7 +137,7 @@ def _node_of(value: Any) -> Node:
         value = list(map(_node_of, value))
     elif not isinstance(value, bool | int | float):
         value = str(value)  # A text or a date.
-    return Node(value, Place(0, 0))
+    return Node(value, Position(0, 0))
 
 
 def _bytes_of(path: str) -> bytes:
@@ -148,12 +148,12 @@ def _bytes_of(path: str) -> bytes:
     return data
 
 
-def _where(path: str, place: Place) -> str:
+def _where(path: str, place: Position) -> str:
     return f"{path}:{place.line}:{place.column}" if place.line else f"{path}: {TABLE}"
 
 
 def _iter_options(
-    node: Node | None, faults: list[tuple[Place, str]], section: str = ""
+    node: Node | None, faults: list[tuple[Position, str]], section: str = ""
 ) -> Iterator[tuple[str, Node]]:
     """The values of known options in a section; what is unknown goes to ``faults``."""
     prefix = f"{section}." if section else ""

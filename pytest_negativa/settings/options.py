@@ -109,11 +109,10 @@ class Option(NamedTuple):
         return f"{self.help} (default: {self.default_text})" if self.default_text else self.help
 
 
-MODES = ("enabled", "verifying", "healing", "measuring")
+MODES = ("enabled", "verifying", "healing")
 """Modes of a session: the names of the switches."""
 
 # What requires which of them.
-_TESTED = ("enabled", "verifying", "healing")
 _TRACED = ("enabled",)
 _PROVED = ("verifying", "healing")
 
@@ -143,13 +142,6 @@ OPTIONS: tuple[Option, ...] = (
         flag_name="heal",
         default=False,
         help="Verify, keep removed code that is seen to be needed, and verify again.",
-        in_file=False,
-    ),
-    Option(
-        name="measuring",
-        flag_name="measure",
-        default=False,
-        help="Run the tests on original and slim libraries in turns, and compare.",
         in_file=False,
     ),
     Option(
@@ -253,7 +245,7 @@ OPTIONS: tuple[Option, ...] = (
         value="{element,kernel}",
         default="element",
         help="Plan whole elements as unused, or also kernels inside kept elements.",
-        requires=_TESTED,
+        requires=MODES,
     ),
     Option(
         name="require_gpu",
@@ -277,7 +269,7 @@ OPTIONS: tuple[Option, ...] = (
         name="cpu",
         default=False,
         help="Trace the pages of CPU code, too; a proof covers the untouched ones.",
-        requires=_TESTED,
+        requires=MODES,
     ),
     Option(
         name="trace.level",
@@ -288,14 +280,14 @@ OPTIONS: tuple[Option, ...] = (
         detail="launch: how often each test launched each kernel, and how long the GPU ran it. "
         "range: the same by the NVTX ranges around the launches, such as PyTorch's "
         "`emit_nvtx`.",
-        requires=_TESTED,
+        requires=MODES,
     ),
     Option(
         name="trace.children",
         flag_name="children",
         default=True,
         help="Trace the processes that tests start, too.",
-        requires=_TESTED,
+        requires=MODES,
     ),
     Option(
         name="trace.replay",
@@ -365,7 +357,7 @@ OPTIONS: tuple[Option, ...] = (
         "Without a PATH, a file lies in the folder for reports. `-` is standard output.",
         is_repeated=True,
         has_commas=True,
-        requires=_TESTED,
+        requires=MODES,
     ),
     Option(
         name="reports.top",
@@ -373,14 +365,7 @@ OPTIONS: tuple[Option, ...] = (
         value="N",
         default=10,
         help="Show this many rows of each table; 0 shows all.",
-        requires=_TESTED,
-    ),
-    Option(
-        name="reports.demangle",
-        flag_name="demangle",
-        default=True,
-        help="Show kernels by C++ signature instead of mangled name.",
-        requires=_TESTED,
+        requires=MODES,
     ),
     Option(
         name="coverage.libraries",

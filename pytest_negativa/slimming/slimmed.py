@@ -15,10 +15,11 @@ from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.elf import read_host_elf
-from pytest_negativa.gpucode.elf_tables import EHDR, ELF_MAGIC
+from pytest_negativa.gpucode.elf_tables import EHDR
 from pytest_negativa.gpucode.slimmed import is_slimmed, read_marker
 from pytest_negativa.gpucode.source import digest_of, read_fact
 from pytest_negativa.installed.record import record_digest
+from pytest_negativa.models.file_kinds import ELF_MAGIC
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
 from pytest_negativa.slimming.manifest import (
     how_to_reinstall,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import FormatError, OptionError, StoreError, refusing
 from pytest_negativa.gpucode.elf import read_host_elf
-from pytest_negativa.gpucode.elf_tables import ELF_MAGIC, ET_DYN
+from pytest_negativa.gpucode.elf_tables import ET_DYN
 from pytest_negativa.gpucode.library import has_gpu_code
 from pytest_negativa.gpucode.slimmed import has_marker
 from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
@@ -28,7 +28,7 @@ from pytest_negativa.installed.sites import (
     find_prefix,
     find_site,
 )
-from pytest_negativa.models.file_kinds import HEAD_SIZE
+from pytest_negativa.models.file_kinds import ELF_MAGIC, HEAD_SIZE
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
 from pytest_negativa.storage.records import utf8

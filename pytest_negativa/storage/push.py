@@ -21,6 +21,7 @@ import msgspec
 from pytest_negativa.errors import NotFoundError, StoreError, describe_fault, refusing
 from pytest_negativa.models.published import PUBLISHED_VERSION, Published, PublishedFile
 from pytest_negativa.storage.records import decode_versioned
+from pytest_negativa.storage.system import hash_steps
 from pytest_negativa.storage.urls import Url
 
 _MANIFEST = "manifest.json"
@@ -163,12 +164,7 @@ def _telling(url: Url, name: str) -> Iterator[None]:
 
 def is_there(path: Path, file: PublishedFile) -> bool:
     """Whether a file here has the content of a published one."""
-    return path.is_file() and path.stat().st_size == file.size and _digest(path) == file.sha256
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+    if not path.is_file() or path.stat().st_size != file.size:
+        return False
+    with path.open("rb") as source:
+        return hash_steps(lambda _offset, length: source.read(length), file.size) == file.sha256

@@ -534,7 +534,7 @@ class RunsFolder:
             if named and folder.is_dir():
                 return Run(folder.resolve())
         raise OptionError(
-            f"{named or repr(named)}: no such run; negativa runs lists those in {self.folder}"
+            "no such run", named or repr(named), f"negativa runs lists those in {self.folder}"
         )
 
     def advice(self) -> str:

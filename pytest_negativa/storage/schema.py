@@ -16,6 +16,7 @@ from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.listing import (
     LibraryKernels,
     ListedTest,
+    MachineFact,
     MissedLibrary,
     NeedList,
     RunRow,
@@ -35,6 +36,7 @@ CONFIGURATION = "negativa"
 
 _RECORDS: dict[str, tuple[type[Record], str]] = {
     "difference": (SnapshotDifference, "Output of negativa diff --json"),
+    "doctor": (Listing[MachineFact], "Output of negativa doctor --json"),
     "inspection": (Inspection, "Output of negativa inspect --json"),
     "kernels": (Listing[LibraryKernels], "Output of negativa kernels --json"),
     "library-map": (LibraryMap, "Map of the GPU code in a library"),

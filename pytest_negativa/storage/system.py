@@ -8,13 +8,18 @@ once, at import. A class holds them, for such tools replace functions of modules
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import BinaryIO
 
 from pytest_negativa.models.file_kinds import HEAD_SIZE
+
+HASH_STEP = 256 << 10
+"""Bytes. A step that fits a processor's cache is hashed fastest."""
 
 _MAX_BYTES = 2 << 30
 """Of a record. The usage of 1,000 shards has 6 MB."""
@@ -148,6 +153,29 @@ def read_head(path: str | os.PathLike[str], size: int = HEAD_SIZE) -> bytes:
         return os.read(descriptor, size)
     finally:
         os.close(descriptor)
+
+
+def head_of(path: str | os.PathLike[str]) -> bytes:
+    """The first bytes of a file, see ``read_head``; none if it can't be read."""
+    try:
+        return read_head(path)
+    except OSError:
+        return b""
+
+
+def hash_steps(read: Callable[[int, int], bytes | None], size: int) -> str | None:
+    """SHA-256 of so many bytes; None if they can't all be read.
+
+    Args:
+        read: reads from an offset, so many bytes.
+    """
+    digest = hashlib.sha256()
+    for offset in range(0, size, HASH_STEP):
+        data = read(offset, min(HASH_STEP, size - offset))
+        if not data:
+            return None
+        digest.update(data)
+    return digest.hexdigest()
 
 
 def read_regular(

@@ -37,7 +37,7 @@ _ADVICE = {
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """A place in a text; both count from 1."""
 
     line: int
@@ -51,7 +51,7 @@ class YamlError(Exception):
         place: where, as exactly as the parser knows.
     """
 
-    def __init__(self, problem: str, place: Place) -> None:
+    def __init__(self, problem: str, place: Position) -> None:
         super().__init__(problem)
         self.place = place
 
@@ -67,8 +67,8 @@ class Node:
     """
 
     value: Any
-    place: Place
-    key_place: Place | None = None
+    place: Position
+    key_place: Position | None = None
 
     def plain(self) -> Any:
         """The value without places."""
@@ -101,7 +101,7 @@ def parse_document(data: bytes, max_items: int | None = None) -> Node | None:
     """
     try:
         if max_items is not None and sum(map(data.decode().count, _SEPARATORS)) > max_items:
-            raise YamlError(f"more than {max_items:,} commas and lines", Place(1, 1))
+            raise YamlError(f"more than {max_items:,} commas and lines", Position(1, 1))
         return _compose_document(yaml.parse(data, Loader=_Loader))
     except yaml.MarkedYAMLError as e:
         problem = str(e.problem or e.context)
@@ -154,15 +154,15 @@ def _compose(events: Iterator[yaml.Event], event: yaml.Event, depth: int = 0) ->
     return Node(entries, place)
 
 
-def _place_of(mark: Any) -> Place:
-    return Place(mark.line + 1, mark.column + 1) if mark else Place(1, 1)
+def _place_of(mark: Any) -> Position:
+    return Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)
 
 
-def _line_of(data: bytes, position: int) -> Place:
-    return Place(data.count(b"\n", 0, position) + 1, 1)
+def _line_of(data: bytes, position: int) -> Position:
+    return Position(data.count(b"\n", 0, position) + 1, 1)
 
 
-def _check(event: Any, place: Place) -> None:
+def _check(event: Any, place: Position) -> None:
     if isinstance(event, yaml.AliasEvent):
         raise YamlError(f"found an alias, expected a value{_QUOTE_GLOB}", place)
     if event.tag is not None and event.tag != "!":

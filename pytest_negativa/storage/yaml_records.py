@@ -9,7 +9,7 @@ import msgspec
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.storage.records import decode_hook
-from pytest_negativa.storage.yaml_document import Node, Place, YamlError, parse_document
+from pytest_negativa.storage.yaml_document import Node, Position, YamlError, parse_document
 
 _T = TypeVar("_T")
 
@@ -50,7 +50,7 @@ def decode_yaml(
         StoreError: it is something else, or of another version.
     """
     try:
-        root = parse_document(data, max_items) or Node(None, Place(1, 1))
+        root = parse_document(data, max_items) or Node(None, Position(1, 1))
         found = root.nearest(["format_version"])
         if found is not root and type(found.value) is int and found.value != version:
             raise YamlError(

@@ -17,16 +17,15 @@ import os
 import struct
 from typing import NamedTuple
 
+from pytest_negativa.models.file_kinds import ELF_MAGIC
 from pytest_negativa.models.trace import ImageForm
-from pytest_negativa.storage.system import ProcessMemory, System
-from pytest_negativa.tracing.libraries import hash_steps
+from pytest_negativa.storage.system import ProcessMemory, System, hash_steps
 from pytest_negativa.tracing.mappings import MappedFile, MappedPlace, Mappings
 
 _WRAPPER = struct.Struct("<IIQQ")
 _WRAPPER_MAGIC = (0x466243B1).to_bytes(4, "little")
 _FATBIN = struct.Struct("<IHHQ")
 _FATBIN_MAGIC = (0xBA55ED50).to_bytes(4, "little")
-_ELF_MAGIC = b"\x7fELF"
 _SECTION = struct.Struct("<4xI16xQQ24x")  # of Elf64_Shdr: sh_type, sh_offset, sh_size
 _NOBITS = 8
 _MAX_PRELINKED = 1 << 14
@@ -83,7 +82,7 @@ class ImageResolver:
         if head[:4] == _FATBIN_MAGIC and len(head) >= _FATBIN.size:
             header_size, content_size = _FATBIN.unpack_from(head)[2:]
             return self._placed(ImageForm.FATBIN, address, header_size + content_size)
-        if head.startswith(_ELF_MAGIC) and len(head) == 64:
+        if head.startswith(ELF_MAGIC) and len(head) == 64:
             return self._placed(ImageForm.CUBIN, address, self._cubin_size(address, head))
         if size is not None:
             return self._resolve_linker_input(address, size)
@@ -156,5 +155,5 @@ def identify_file_image(path: str) -> FoundImage:
             System.close(fd)
     except OSError:
         return UNKNOWN_IMAGE
-    forms = {_FATBIN_MAGIC: ImageForm.FATBIN, _ELF_MAGIC: ImageForm.CUBIN}
+    forms = {_FATBIN_MAGIC: ImageForm.FATBIN, ELF_MAGIC: ImageForm.CUBIN}
     return FoundImage(forms.get(head, ImageForm.PTX), place=MappedPlace(file, 0))

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import struct
-from collections.abc import Callable
 
 from msgspec.structs import asdict, replace
 
 from pytest_negativa.models.build_id import find_build_id
+from pytest_negativa.models.file_kinds import ELF_MAGIC
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.trace import TracedLibrary
-from pytest_negativa.storage.system import System, open_regular
+from pytest_negativa.storage.system import System, hash_steps, open_regular
 from pytest_negativa.tracing.mappings import DELETED, MappedFile
 
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/(.+)")
-_ELF64_MAGIC = b"\x7fELF\x02\x01"
+_ELF64_MAGIC = ELF_MAGIC + b"\x02\x01"
 _PROGRAM_HEADER = struct.Struct("<IIQQQQQQ")
 _PT_NOTE = 4
 _MAX_NOTES = 1 << 16
 # Bytes. Hashing this much takes about 5 ms.
 _MAX_HASHED = 8 << 20
-_HASH_STEP = 256 << 10
 
 
 def identify_library(path: str) -> TracedLibrary:
@@ -92,21 +90,6 @@ def split_deleted(file: MappedFile) -> tuple[str, bool]:
 def _hash(fd: int, size: int) -> str | None:
     """SHA-256 of an open file; None if it is shorter than it was."""
     return hash_steps(lambda offset, length: System.pread(fd, length, offset), size)
-
-
-def hash_steps(read: Callable[[int, int], bytes | None], size: int) -> str | None:
-    """SHA-256 of so many bytes; None if they can't all be read.
-
-    Args:
-        read: reads from an offset, so many bytes.
-    """
-    digest = hashlib.sha256()
-    for offset in range(0, size, _HASH_STEP):
-        data = read(offset, min(_HASH_STEP, size - offset))
-        if not data:
-            return None
-        digest.update(data)
-    return digest.hexdigest()
 
 
 def _read_build_id(fd: int) -> str | None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction
@@ -47,13 +47,13 @@ class NamedUses:
     def __init__(
         self, globs: Sequence[str] = (), originals: Iterable[LibraryIdentity] = ()
     ) -> None:
-        self._globs, self._places = globs, Places()
+        self._globs, self._owners = globs, Owners()
         self._libraries = frozenset(one.path for one in originals if self._names(one))
 
     def _names(self, library: LibraryIdentity) -> bool:
         if not self._globs:
             return False
-        owner = self._places.of(library.path).distribution
+        owner = self._owners.of(library.path).distribution
         names = LibraryNames(library.path, library.soname, owner)
         return any(matches_library(glob, names) for glob in self._globs)
 

@@ -15,7 +15,7 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import Need, Witness
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.runs import MarkKind, Run, find_traces
+from pytest_negativa.storage.runs import MarkKind, Run, RunsFolder, find_traces
 from tests.support.sites import verdict_of
 from tests.support.traces import header, records, write
 
@@ -25,7 +25,7 @@ def test_a_run_with_some_of_the_traces_says_so(tmp_path: Path) -> None:
     names = ("first", "second")
     for name in names:
         write(tmp_path / name, header(run_id=name), records("k"))
-    parts = [read_part(str(tmp_path / name)) for name in names]
+    parts = [read_part(str(tmp_path / name), RunsFolder(tmp_path)) for name in names]
     find_traces(tmp_path / "second")[0].unlink()
     target = Run(tmp_path / "combined")
 
@@ -38,10 +38,11 @@ def test_a_run_with_some_of_the_traces_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mark", ["failed", "partial", "incomplete"])
 def test_the_traces_of_a_marked_run_are_that_run(tmp_path: Path, mark: MarkKind) -> None:
-    write(tmp_path / "shard" / "trace", header(), records("k"))
-    assert read_part(str(tmp_path / "shard" / "trace")).run == Run(tmp_path / "shard" / "trace")
-    Run(tmp_path / "shard").mark(mark, "why")
-    assert read_part(str(tmp_path / "shard" / "trace")).run == Run(tmp_path / "shard")
+    runs, run = RunsFolder(tmp_path), Run(tmp_path / "shard")
+    write(traces := run.trace_dir, header(), records("k"))
+    assert read_part(str(traces), runs).run == Run(traces)
+    run.mark(mark, "why")
+    assert read_part(str(traces), runs).run == run
 
 
 @pytest.mark.parametrize("mark", ["failed", "incomplete"])
@@ -51,7 +52,7 @@ def test_a_session_that_did_not_run_all_its_tests_is_a_bad_run(
     """An error that ends pytest in a test leaves a trace with an end."""
     write(tmp_path / "shard" / "trace", header(), records("k"))
     Run(tmp_path / "shard").mark(mark, "an error ended the session in test_a")
-    part = read_part(str(tmp_path / "shard"))
+    part = read_part(str(tmp_path / "shard"), RunsFolder(tmp_path))
     assert part.failure == "an error ended the session in test_a"
     taken, [line] = choose_parts([part], FailureMode.WARN)
     assert not taken and "an error ended the session" in line

@@ -74,18 +74,14 @@ def test_two_folders(project: Project) -> None:
     assert (
         "3 kernels appeared:\n  libquickstart.so: matrices::mult" in project.negativa(*some).stdout
     )
-    [mangled] = json.loads(project.negativa(*some, "--json").stdout)["kernels"]
-    assert (
-        f"libquickstart.so: {mangled['appeared'][0]}"
-        in project.negativa(*some, "--no-demangle").stdout
-    )
     jsonschema.validate(
         json.loads(project.negativa("diff", "old", "new", "--json").stdout),
         json.loads(schema_text("difference")),
     )
     none = project.negativa("diff", "old", "new", "--match", "gen_*").stdout
     assert none.endswith("\n\n0 of 13 changed kernels match\n")
-    assert "x>=0" in project.negativa("diff", "old", "new", "--top=-1", status=2).stderr
+    refused = project.negativa("diff", "old", "new", "--top=-1", status=2).stderr
+    assert "--top: found '-1', expected a whole number, 0 or more" in refused
     quick = project.negativa("diff", "old", "new", "--headers-only", "--top=1").stdout
     assert "kernels appeared" not in quick and "6 more" in quick
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -48,10 +49,10 @@ def machine(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def doctor(folder: Path, *, status: int, **environ: str) -> str:
+def doctor(folder: Path, *words: str, status: int, **environ: str) -> str:
     added = {"LD_LIBRARY_PATH": str(folder), "PYTHONPATH": str(folder), **environ}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest_negativa", "doctor"],
+        [sys.executable, "-m", "pytest_negativa", "doctor", *words],
         cwd=folder,
         env=unmeasured_environ() | added,
         capture_output=True,
@@ -59,7 +60,8 @@ def doctor(folder: Path, *, status: int, **environ: str) -> str:
         check=False,
     )
     following = "negativa inspect" if status else "pytest --negativa"
-    assert (done.returncode, done.stderr) == (status, f"Next: {following}\n")
+    next_line = "" if words else f"Next: {following}\n"
+    assert (done.returncode, done.stderr) == (status, next_line)
     return done.stdout
 
 
@@ -104,8 +106,14 @@ def test_an_obstacle_has_a_line(machine: Path, environ: dict[str, str], obstacle
 
 def test_a_machine_without_anything(tmp_path: Path) -> None:
     """Where a session replays a trace, the page has both lines, and the rest all the same."""
-    page = doctor(tmp_path, status=1, PYTHONPATH="", CUDA_VISIBLE_DEVICES="-1")
+    nothing = {"PYTHONPATH": "", "CUDA_VISIBLE_DEVICES": "-1"}
+    page = doctor(tmp_path, status=1, **nothing)
     assert "\n- no GPU works here (" in page or "\n- cupti-python can't be imported" in page
+
+    facts = json.loads(doctor(tmp_path, "--json", status=1, **nothing))["rows"]
+    obstacles = [fact["obstacle"] for fact in facts if fact["obstacle"]]
+    assert page.endswith("".join(f"\n- {obstacle}" for obstacle in obstacles) + "\n")
+    assert [fact["value"] for fact in facts if fact["name"] == "CUDA_VISIBLE_DEVICES"] == ["-1"]
 
 
 @pytest.mark.parametrize("width", [40, 80])

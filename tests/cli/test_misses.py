@@ -175,8 +175,8 @@ def test_only_libraries_of_the_logs_are_opened_and_sums_come_first(
 def test_nothing_and_no_logs(project: Project, tmp_path: Path) -> None:
     assert project.negativa("misses", "--log", tmp_path).stdout.startswith("Nothing came back")
     assert "no --log LOG, and NEGATIVA_SPARE_LOG" in project.negativa("misses", status=2).stderr
-    gone = project.negativa("misses", "--log", tmp_path / "gone", status=1).stderr
-    assert "gone: no such log, nor a folder of logs" in gone
+    gone = project.negativa("misses", "--log", tmp_path / "gone", status=2).stderr
+    assert "gone: no such file or folder" in gone
     (tmp_path / "a.pages").write_bytes(b"")
     assert (
         "a.pages: has no record" in project.negativa("misses", "--log", tmp_path, status=1).stderr

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
+from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.storage.runs import Run
 from tests.support.recordings import rewrite
 from tests.support.sessions import (
@@ -336,10 +337,12 @@ def test_a_used_kernel_names_the_test_that_used_it_first(recorded: Project) -> N
     assert recorded.latest(f"plan/{name}")["used_kernels"] == expected
     assert recorded.latest(f"spans/{name}")["used_kernels"] == expected
     assert recorded.latest("report.json")["libraries"][0]["first_uses"] == expected
-    [head, *lines] = recorded.negativa("kernels", "--used", "--no-demangle").stdout.splitlines()
+    [head, *lines] = recorded.negativa("kernels", "--used").stdout.splitlines()
     assert head.endswith("libquickstart.so: 4 of 13 kernels used")
     assert [line.strip() for line in lines] == [
-        line for name, test in FIRST_USES.items() for line in (name, f"first used in {test} (call)")
+        line
+        for name, test in FIRST_USES.items()
+        for line in (demangle(name), f"first used in {test} (call)")
     ]
 
 

@@ -272,7 +272,7 @@ class TestSlim:
             (("--dry-run", "--check"), "No such option"),
             (("--undo", "--check"), "No such option"),
             (("--lock", "LOCK", "--jobs", "0"), "jobs"),
-            (("--lock", "gone.lock"), "gone.lock: no such lock; negativa lock writes one"),
+            (("--lock", "gone.lock"), "gone.lock: no such file or folder"),
             (("--lock", "LOCK", "--no-way-back", "--spare", "x"), "leave one out"),
             (("--lock", "LOCK", "--no-way-back", "--keep-originals", "x"), "leave one out"),
             (

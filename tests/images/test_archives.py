@@ -32,7 +32,7 @@ from pytest_negativa.images import archives
 from pytest_negativa.images.report import report_image
 from pytest_negativa.images.tree import FileTree, read_tree
 from pytest_negativa.models.archive_member import Member
-from pytest_negativa.models.image import Manager, Package
+from pytest_negativa.models.image import ImagePackage, Manager
 from pytest_negativa.models.library import LibraryMap, Scope
 from tests.support.commands import inspect
 from tests.support.libraries import BIN, MULTIARCH, PLAIN
@@ -158,7 +158,7 @@ def test_a_conda_package_tells_name_and_version(tmp_path: Path, name: str) -> No
                 conda.writestr(f"{part}-ours-1.0-0.tar.zst", packed)
     assert read_tree(path, REQUEST).distribution == ("ours", "1.0")
     [row] = report_image(path).packages
-    assert row.package == Package(name="ours", version="1.0", manager=Manager.CONDA)
+    assert row.package == ImagePackage(name="ours", version="1.0", manager=Manager.CONDA)
     # In another archive the file may be anything.
     other = path.rename(tmp_path / "other.zip")
     assert read_tree(other, REQUEST).distribution is None

@@ -27,10 +27,10 @@ from pytest_negativa.installed.sites import find_code_distributions
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.image import (
     ImageLibrary,
+    ImagePackage,
     ImageReport,
     Manager,
     MatchedBy,
-    Package,
     SlimmableBy,
     SuiteUse,
 )
@@ -54,7 +54,7 @@ from pytest_negativa.storage.lockfile import save_lock
 from pytest_negativa.storage.schema import schema_text
 from tests.support.code_files import planned_files
 from tests.support.compacting import plan_of as small_plan
-from tests.support.libraries import BIN, MULTIARCH, PLAIN, without_build_id
+from tests.support.libraries import BIN, IS_ROOT, MULTIARCH, PLAIN, without_build_id
 from tests.support.sites import make_wheel, pip_install
 from tests.support.slimmed import compact, plan_for, read, read_slimmed
 from tests.support.usages import library_usage, usage_of
@@ -141,6 +141,16 @@ class TestTree:
         assert tree.sizes == {"usr/lib/libm.so": MULTIARCH.stat().st_size}
         assert tree.code_files == {}
 
+    @pytest.mark.skipif(IS_ROOT, reason="root may read anything")
+    def test_unreadable_files_are_not_forgotten(self, root: Path) -> None:
+        for name in ("lib.so.1", "k.cubin", "notes.txt"):
+            put(PLAIN, root / name).chmod(0)
+        report = report_image(root)
+        assert [line.partition(": ")[0] for line in report.unreadable] == [
+            str(root / "k.cubin"),
+            str(root / "lib.so.1"),
+        ]
+
     def test_what_no_loader_loads(self, root: Path) -> None:
         put(BIN / "rdc_caller.o", root / "rdc.o")
         cubin = put(BIN / "kernels.sm_90.cubin", root / "k.cubin")
@@ -180,7 +190,7 @@ class TestTree:
 
 
 class TestPackages:
-    def owner(self, root: Path, path: str) -> Package | None:
+    def owner(self, root: Path, path: str) -> ImagePackage | None:
         return by_path(report_image(root))[path].package
 
     def test_wheels(self, root: Path) -> None:
@@ -191,7 +201,7 @@ class TestPackages:
             'pack/__init__.py,sha256=x,1\n"pack/lib/libm.so",sha256=x,1\n'
             "../../../share/libframes.so,,\n\n",
         )
-        package = Package(name="some-pack", version="1.2+cu13", manager=Manager.WHEEL)
+        package = ImagePackage(name="some-pack", version="1.2+cu13", manager=Manager.WHEEL)
         assert self.owner(root, f"{SITE}/pack/lib/libm.so") == package
         assert self.owner(root, "usr/share/libframes.so") == package
 
@@ -203,7 +213,7 @@ class TestPackages:
         )
         for number, text in enumerate(["", "[", "[]", "{}", '{"name": 1, "version": 2}']):
             write(root / f"opt/env/conda-meta/broken-{number}.json", text)
-        package = Package(name="libm", version="2.0", manager=Manager.CONDA)
+        package = ImagePackage(name="libm", version="2.0", manager=Manager.CONDA)
         assert self.owner(root, "opt/env/lib/libm.so") == package
 
     def test_dpkg_by_way_of_a_link(self, root: Path) -> None:
@@ -217,7 +227,7 @@ class TestPackages:
             root / "var/lib/dpkg/status",
             "Package: other\nVersion: 1\n\nPackage: libm1\nArchitecture: amd64\nVersion: 13.0-1\n",
         )
-        package = Package(name="libm1", version="13.0-1", manager=Manager.DPKG)
+        package = ImagePackage(name="libm1", version="13.0-1", manager=Manager.DPKG)
         assert self.owner(root, "usr/lib/x86_64-linux-gnu/libm.so.1") == package
 
     def test_a_wheel_in_an_environment_of_conda(self, root: Path) -> None:
@@ -412,7 +422,7 @@ def test_files_that_are_gpu_code_by_package(root: Path, tmp_path: Path, packed: 
     if packed:
         place = Path(shutil.make_archive(str(tmp_path / "image"), "tar", root))
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    package = Package(name="some-kernels", version="1.0", manager=Manager.WHEEL)
+    package = ImagePackage(name="some-kernels", version="1.0", manager=Manager.WHEEL)
 
     by_arch = report_image(place, devices=[SM_90])
     kernels, ptx = by_arch.libraries

@@ -82,10 +82,10 @@ class TestFolders:
 
     @pytest.mark.skipif(IS_ROOT, reason="root may read anything")
     def test_unreadable_library_is_not_forgotten(self, tmp_path: Path) -> None:
-        for name in ("lib.so.1", "notes.txt"):
+        for name in ("a.cubin", "lib.so.1", "notes.txt"):
             (tmp_path / name).write_bytes(PLAIN.read_bytes())
             (tmp_path / name).chmod(0)
-        assert find_libraries(str(tmp_path)).paths == (tmp_path / "lib.so.1",)
+        assert find_libraries(str(tmp_path)).paths == (tmp_path / "a.cubin", tmp_path / "lib.so.1")
 
     @pytest.mark.skipif(IS_ROOT, reason="root may list any folder")
     def test_folder_that_may_not_be_listed(self, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.installed.sites import Site
 from pytest_negativa.models.lock import Place
 from tests.support.libraries import MULTIARCH
@@ -19,10 +19,10 @@ from tests.support.sites import make_wheel, pip_install
 def test_installed(tmp_path: Path) -> None:
     site = tmp_path / "site-packages"
     pip_install(site, make_wheel(tmp_path, "my-code", "1.5", {"my/lib/x.so.1": MULTIARCH}))
-    found = Places().of(str(site / "my/lib/x.so.1"))
+    found = Owners().of(str(site / "my/lib/x.so.1"))
     assert found == Place("my/lib/x.so.1", "my-code", "1.5")
     (site / "my/lib/y.so").touch()
-    assert Places().of(str(site / "my/lib/y.so")) == Place("my/lib/y.so")
+    assert Owners().of(str(site / "my/lib/y.so")) == Place("my/lib/y.so")
 
 
 def test_installed_outside_of_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,9 +32,9 @@ def test_installed_outside_of_the_site(tmp_path: Path, monkeypatch: pytest.Monke
     (site / "my_code-1.5.dist-info/METADATA").write_text("Name: my-code\nVersion: 1.5\n")
     (site / "my_code-1.5.dist-info/RECORD").write_text("../../libx.so,,\n")
     library = Path(shutil.copy(MULTIARCH, tmp_path / "lib/libx.so"))
-    assert Places().of(str(library)) == Place(str(library))
+    assert Owners().of(str(library)) == Place(str(library))
     monkeypatch.syspath_prepend(site)
-    assert Places().of(str(library)) == Place(str(library), "my-code", "1.5")
+    assert Owners().of(str(library)) == Place(str(library), "my-code", "1.5")
 
 
 def test_metadata_that_are_not_utf_8(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_with_the_backport_of_importlib_metadata(tmp_path: Path) -> None:
     (site / "interrupted-1.0.dist-info").mkdir()
     code = (
         "import sys, importlib_metadata\n"
-        "from pytest_negativa.installed.owners import Places\n"
-        "print(Places().of(sys.argv[1]).distribution)\n"
+        "from pytest_negativa.installed.owners import Owners\n"
+        "print(Owners().of(sys.argv[1]).distribution)\n"
     )
     command = [sys.executable, "-c", code, str(site / "my/x.so")]
     found = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -24,7 +24,7 @@ from pytest_negativa.models.trace import (
 )
 from pytest_negativa.planning.by_tests import (
     compare_groups,
-    kernels_of_test,
+    kernels_of_tests,
     launches_by_range,
     resolve_nodeids,
     select_tests,
@@ -84,8 +84,8 @@ def test_a_test_needs_what_it_launched_though_another_looked_it_up() -> None:
     # No context of a test that is left out.
     assert {context for _, context in part.first_uses()} == {part.contexts[B]}
     assert [row.context for _, row in part.iter_launches()] == [B]
-    assert kernels_of_test(whole, "t.py::b") == {"x": KernelRun("t.py::b", 3)}
-    assert kernels_of_test(whole, "t.py::c") == {}
+    assert kernels_of_tests(whole, "t.py::b") == {"x": KernelRun("t.py::b", 3)}
+    assert kernels_of_tests(whole, "t.py::c") == {}
 
 
 def test_launches_and_gpu_time_add_up_by_range() -> None:
@@ -98,8 +98,9 @@ def test_launches_and_gpu_time_add_up_by_range() -> None:
         Launched("x", context=B, launches=1),
     )
     a, fixture = "t.py::a", "t.py (fixture)"
-    assert kernels_of_test(whole, a) == {"x": KernelRun(a, 3, 140)}
-    assert kernels_of_test(whole, "t.py::b") == {"x": KernelRun("t.py::b", 1, None)}
+    assert kernels_of_tests(whole, a) == {"x": KernelRun(a, 3, 140)}
+    assert kernels_of_tests(whole, "t.py::b") == {"x": KernelRun("t.py::b", 1, None)}
+    assert kernels_of_tests(whole, "t.py::*") == {"x": KernelRun(a, 4, None)}
     assert launches_by_range(whole) == {
         a: {
             ("forward", "mm"): {"x": KernelRun(a, 2, 100)},

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pytest_negativa.analysis.combine import combine_opened
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.lock import LockedLibrary
@@ -119,8 +119,8 @@ def lock_of(
     installed = {(one.plan.library.path, "d" * 64) for one in plans}
     rows = tuple(judge_files([one.plan for one in judged], rounds, installed))
     verdict = replace(verdict_of(), libraries=rows)
-    assert make_lock("run", plans, None, Places().of, unproved=True).libraries == ()
-    return make_lock("run", plans, verdict, Places().of).files
+    assert make_lock("run", plans, None, Owners().of, unproved=True).libraries == ()
+    return make_lock("run", plans, verdict, Owners().of).files
 
 
 def test_the_lock_keeps_what_a_round_opened() -> None:
@@ -133,7 +133,7 @@ def test_a_lock_without_a_proof_keeps_what_a_round_opened() -> None:
     plans = planned()
     rows = judge_files([plans[0].plan], [Opens({"/site/k/b.cubin": 1})], ())
     verdict = replace(verdict_of(status=LibraryStatus.NOT_PROVED), libraries=tuple(rows))
-    [files] = make_lock("run", plans, verdict, Places().of, unproved=True).files
+    [files] = make_lock("run", plans, verdict, Owners().of, unproved=True).files
     assert kept(files) == ["k/a.cubin", "k/b.cubin"]
     assert files.not_proved is not None
 

@@ -144,11 +144,11 @@ class TestMaking:
         made = make_lock("run", [AnalyzedLibrary(one.library_map, bolder)], verdict, place)
         assert made.left_out[0].reason == "planned anew since it was proved: prove it again"
 
-    def test_what_compaction_spared_is_kept(self) -> None:
+    def test_what_compaction_left_in_place_is_kept(self) -> None:
         one = planned()
         verdict = verdict_of(one)
         [row] = verdict.libraries
-        spared, *proved = row.spans
+        left_in_place, *proved = row.spans
         compacted = msgspec.structs.replace(
             verdict,
             copies="compacted",
@@ -156,15 +156,15 @@ class TestMaking:
         )
         [library] = make_lock("run", [one], compacted, place).libraries
         assert library.not_proved is None
-        [code] = [code for code in library.kept if code.offset == spared.start]
+        [code] = [code for code in library.kept if code.offset == left_in_place.start]
         assert code.detail == "not proved: it was still there when the tests ran"
-        assert library.unused_bytes == one.plan.unused_bytes - spared.size
+        assert library.unused_bytes == one.plan.unused_bytes - left_in_place.size
         plan = plan_from_lock(library, fresh_map(one.plan.library.path))
         assert [(d.start, d.end) for d in plan.decisions if not d.kept] == [
             (s.start, s.end) for s in proved
         ]
 
-    def test_all_was_spared(self) -> None:
+    def test_all_was_left_in_place(self) -> None:
         one = planned()
         verdict = verdict_of(one)
         row = msgspec.structs.replace(verdict.libraries[0], spans=())
@@ -176,24 +176,24 @@ class TestMaking:
         assert library.not_proved == made.left_out[0].reason
         assert library.unused_bytes == one.plan.unused_bytes
 
-    def test_code_in_cubins_that_was_spared_is_kept(self) -> None:
+    def test_code_in_cubins_that_was_left_in_place_is_kept(self) -> None:
         """By name, with what it calls."""
         one = trimmed_of()
         [cubin] = one.plan.trimmed
         assert len(cubin.unused) > 1
-        for spared in cubin.unused:
-            proved = tuple(code for code in cubin.unused if code != spared)
+        for left_in_place in cubin.unused:
+            proved = tuple(code for code in cubin.unused if code != left_in_place)
             [library] = make_lock("run", [one], with_trimmed(one, proved), place).libraries
             plan = plan_from_lock(library, fresh_map(one.plan.library.path, contents=True))
             locked = {code for cubin in plan.trimmed for code in cubin.unused}
             assert locked < set(cubin.unused)
-            assert spared not in locked
+            assert left_in_place not in locked
             names = {
                 one.library_map.names[f.name]
                 for block in one.library_map.iter_code()
                 if block.payload.start == cubin.start and isinstance(block.content, Cubin)
                 for f in block.content.functions
-                if spared.start <= f.offset_in_cubin < spared.end
+                if left_in_place.start <= f.offset_in_cubin < left_in_place.end
             }
             assert names and names <= set(library.kept[0].functions or ())
             assert set(cubin.kept) < set(library.kept[0].functions or ())

@@ -52,7 +52,7 @@ def snapshot(title: str, *libraries: SnapshotLibrary) -> Snapshot:
 
 
 def text(before: Snapshot, after: Snapshot, top: int = 10) -> str:
-    return "\n\n".join(render_difference(compare_snapshots(before, after), str, top))
+    return "\n\n".join(render_difference(compare_snapshots(before, after), top))
 
 
 def test_a_library_as_its_map_tells() -> None:

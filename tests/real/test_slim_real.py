@@ -13,7 +13,7 @@ import pytest
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.slimming import SlimStatus
@@ -88,7 +88,7 @@ def test_by_lock_and_back(site: Path, tmp_path: Path) -> None:
         devices = (H200,) if mapped.path.name.startswith("libcurand") else ()
         plan = plan_for_devices(mapped.library_map, devices, keep_ptx=False)
         planned.append(AnalyzedLibrary(mapped.library_map, plan))
-    lock = make_lock("run", planned, verdict_of(*planned), Places().of)
+    lock = make_lock("run", planned, verdict_of(*planned), Owners().of)
     assert {row.distribution for row in lock.libraries} == {"nvidia-curand", "nvidia-nccl-cu13"}
     options = SlimOptions(keep_originals=tmp_path / "originals", jobs=2)
     report = run(site, lock=lock, require=True, options=options)

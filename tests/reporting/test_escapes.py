@@ -66,7 +66,7 @@ def everything(name: str) -> RunReport:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_format_acts_on_a_name(name: str) -> None:
     one = everything(name)
-    options = Reports(formats=(), top=20, demangle=True)
+    options = Reports(formats=(), top=20)
     screen = "\n".join(
         [*render_report(one, options, 80), *render_missing(one.coverage, options, 80)]
     )

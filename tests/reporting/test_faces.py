@@ -20,7 +20,7 @@ from pytest_negativa.reporting.text import cut_middle
 from tests.support.reports import OURS, report, row, runtime
 from tests.support.usages import usage_of
 
-OPTIONS = Reports(formats=(), top=20, demangle=True)
+OPTIONS = Reports(formats=(), top=20)
 
 
 def test_lcov(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_missing() -> None:
         "  src/b.cu\n"
         "     3  blur"
     ]
-    [some] = render_missing([OURS], Reports(formats=(), top=1, demangle=False))
+    [some] = render_missing([OURS], Reports(formats=(), top=1))
     assert some.endswith("  hidden\n    and 2 more")
     assert "so there is no kernel coverage" in "".join(render_missing([], OPTIONS))
 

@@ -33,9 +33,7 @@ COVERED = LibraryCoverage(
 
 
 def text(*rows: LibraryRow, top: int = 20, **changes: Any) -> str:
-    return "\n\n".join(
-        render_report(report(*rows, **changes), Reports(formats=(), top=top, demangle=True))
-    )
+    return "\n\n".join(render_report(report(*rows, **changes), Reports(formats=(), top=top)))
 
 
 def test_files_that_are_gpu_code_count_in_all_totals() -> None:
@@ -160,8 +158,6 @@ def test_few_unused_kernels_are_named() -> None:
     one = row(used_kernels=1, kernels=3, unused_kernels=("_Z5scalePff", "plain"))
     shown = text(one)
     assert "Unused kernels of libours.so, 2 of 3:\n  scale(float*, float)\n  plain" in shown
-    mangled = "\n\n".join(render_report(report(one), Reports(formats=(), top=20, demangle=False)))
-    assert "\n  _Z5scalePff\n  plain" in mangled
     assert "Unused kernels" not in text(replace(one, used_kernels=0))
 
 
@@ -181,7 +177,7 @@ def test_a_run_without_gpu_use_is_one_line() -> None:
 def test_each_format_has_a_renderer() -> None:
     def options(wanted: ReportFormat, path: str | None) -> Reports:
         report = Report(format=wanted, path=path)
-        return Reports(formats=(report,), top=20, demangle=True)
+        return Reports(formats=(report,), top=20)
 
     figures = SnapshotLibrary(name="libours.so", rows=())
     one = ReportContents(

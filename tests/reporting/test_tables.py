@@ -39,7 +39,7 @@ def test_a_table_without_rows_has_its_headers() -> None:
 @pytest.mark.parametrize("width", range(24, 130))
 def test_a_figure_is_never_shown_without_what_it_is_of(width: int) -> None:
     """Both reasons together are the unused code."""
-    options = Reports(formats=(), top=20, demangle=True)
+    options = Reports(formats=(), top=20)
     [found] = [t for t in render_report(report(row()), options, width) if t.startswith("library")]
     header = re.split(r"\s{2,}", found.split("\n")[0])
     assert ("for other GPUs" in header) == ("no used kernel" in header), header

@@ -203,7 +203,7 @@ def test_extended_section_indices_leave_the_tables_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unused", "spared"),
+    ("unused", "left_in_place"),
     [
         (("calls_directly", "_Z6calledf"), ()),
         # Whose caller was given back, the slow path of a division too, which it calls in turn.
@@ -221,14 +221,14 @@ def test_extended_section_indices_leave_the_tables_alone() -> None:
     ],
 )
 def test_relocations_are_the_second_witness(
-    unused: tuple[str, ...], spared: tuple[str, ...]
+    unused: tuple[str, ...], left_in_place: tuple[str, ...]
 ) -> None:
     cubin = cubin_of("libpointers.so")
     code = code_of(cubin)
 
     made = overwritten(cubin, sorted(code[name] for name in unused), 1)
 
-    assert made.filled == tuple(sorted(code[name] for name in {*unused} - {*spared}))
+    assert made.filled == tuple(sorted(code[name] for name in {*unused} - {*left_in_place}))
     for name, span in code.items():
         was, now = (data[span.start : span.end] for data in (cubin, made.content))
         assert now == (b"\1" * span.size if span in made.filled else was), name

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_negativa.hostcode.gather import load_touched
+from pytest_negativa.hostcode.gather import require_usage
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.spans import Span, covers
 from pytest_negativa.models.verdict import Witness
@@ -396,7 +396,7 @@ def test_a_page_that_is_needed_after_all(
     missed = missed_in(verdict, library)
     assert functions_in(library, missed) == {"in_thread"}
     # The page joined the run, and no plan by this run takes it.
-    usage = load_touched(project.results / "latest")
+    usage = require_usage(Run((project.results / "latest").resolve()))
     (kept,) = (one for one in usage.libraries if one.paths[0] == str(library))
     assert covers(kept.touched, *missed[0])
     assert kept.watched_bytes - kept.touched_bytes == row["unused_bytes"]
@@ -422,7 +422,7 @@ def test_a_library_that_the_proof_alone_loads_joins_the_run(
     later = compile_constants(tmp_path)
     project.write("test_later.py", LATER)
     project.pytest("--negativa", "-q", "--negativa-verify", "test_later.py", LATER=str(later))
-    usage = load_touched(project.results / "latest")
+    usage = require_usage(Run((project.results / "latest").resolve()))
     assert str(later) in [path for one in usage.libraries for path in one.paths]
 
 

@@ -112,15 +112,11 @@ def test_faults_of_a_flag_stop_the_session(project: Project) -> None:
         (("--negativa-copies", "compacted"), "--negativa-verify or --negativa-heal"),
         (
             ("--negativa-dir=out",),
-            "--negativa, --negativa-verify, --negativa-heal or --negativa-measure",
+            "--negativa, --negativa-verify or --negativa-heal",
         ),
         (("--no-negativa-children",), "--negativa, --negativa-verify or --negativa-heal"),
         (("--negativa", "--negativa-rerun=2"), "--negativa-verify or --negativa-heal"),
         (("--negativa-verify", "--negativa-keep-ptx=all"), "--negativa"),
-        (
-            ("--negativa-measure", "--negativa-copies=compacted"),
-            "--negativa-verify or --negativa-heal",
-        ),
     ],
 )
 def test_a_flag_without_effect_stops_the_session(

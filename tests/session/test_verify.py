@@ -772,13 +772,6 @@ def test_last_failed_of_a_run_that_was_traced_before(cached: VerifiedProject) ->
     assert len(cached.verdict["tests"]) == 3
 
 
-@pytest.mark.slow
-def test_turns_of_a_measurement_are_of_the_same_tests(cached: VerifiedProject) -> None:
-    done = cached.pytest("--negativa-measure", "--lf", status=4)
-    assert "--lf, --ff, --nf and --sw select or order them by the turn before" in done.stderr
-    assert not (cached.folder / "order.txt").exists()
-
-
 NUMBERS = """
 import os, pytest, sys
 
@@ -808,10 +801,7 @@ def pytest_cmdline_main(config):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [("--negativa", "--negativa-verify"), ("--negativa-measure",)])
-def test_plugins_that_a_program_gave_to_pytest_are_not_left_out(
-    tmp_path: Path, flags: tuple[str, ...]
-) -> None:
+def test_plugins_that_a_program_gave_to_pytest_are_not_left_out(tmp_path: Path) -> None:
     suite = "def test_use(number):\n    use(LIB)\n    assert number == 3\n"
     project = VerifiedProject(tmp_path / "project", suite)
     project.write(
@@ -819,7 +809,7 @@ def test_plugins_that_a_program_gave_to_pytest_are_not_left_out(
         f"{NUMBERS}\nsys.exit(pytest.main(['-q', *sys.argv[1:]], plugins=[Numbers()]))\n",
     )
     assert "1 passed" in project.run(sys.executable, "run.py", "--negativa").stdout
-    done = project.run(sys.executable, "run.py", *flags, status=4)
+    done = project.run(sys.executable, "run.py", "--negativa", "--negativa-verify", status=4)
     [line] = filter(None, done.stderr.splitlines())
     assert line.startswith("ERROR: negativa: a program called pytest.main(plugins=...)")
     assert done.stdout == ""

@@ -208,7 +208,6 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
             Report(format=ReportFormat.MARKDOWN, path=f"{tmp_path}/.negativa/report.md"),
         ),
         top=10,
-        demangle=True,
     )
     assert found.coverage == Coverage(
         libraries=("libours*.so",), fail_under=Limits(overall=80.0, libraries={"libours.so": 90.0})

@@ -183,7 +183,6 @@ CASES = [
         [TERMINAL],
     ),
     Case("reports.top", ("0",), 0, "7", 7, "8", 8, 10),
-    Case("reports.demangle", (), True, "FALSE", False, "false", False, True),
     Case("coverage.libraries", ("a.so",), ["a.so"], "b;dist:c", ["b", "dist:c"], "[d]", ["d"], []),
     Case(
         "coverage.fail_under",

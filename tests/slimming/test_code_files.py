@@ -19,7 +19,7 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.installed.sites import find_code_distributions
 from pytest_negativa.models.file_state import FileState
@@ -357,7 +357,7 @@ def locked(site: Path, *kept: str) -> Lock:
     plan = planned_files(sizes, opened, site=str(site), distribution=one.name, digest=digest)
     library = plan.plan.library
     files = tuple(judge_files([plan.plan], [], {(library.path, digest)}))
-    return make_lock("run", [plan], replace(verdict_of(), libraries=files), Places().of)
+    return make_lock("run", [plan], replace(verdict_of(), libraries=files), Owners().of)
 
 
 def by_lock(site: Path, *kept: str, lock: Lock | None = None) -> list[SlimRow]:

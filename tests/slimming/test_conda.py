@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
@@ -111,7 +111,7 @@ def test_owner(prefix: Path) -> None:
     library = prefix / "lib/libhost.so"
     library.write_bytes(b"")
     write(prefix, "host-code", "lib/libhost.so")
-    found = Places().of(str(library))
+    found = Owners().of(str(library))
     assert (found.path, found.distribution, found.version) == ("lib/libhost.so", "host-code", "1.0")
     command = scan_folder(prefix / "lib").reinstall_command("libhost.so")
     assert command == "conda install --force-reinstall --no-deps host-code=1.0"

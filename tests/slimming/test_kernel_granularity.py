@@ -15,7 +15,7 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.lock import Lock
@@ -73,7 +73,7 @@ def lock_for(library: Path) -> Callable[[str], Lock]:
 
     def make(kernel: str) -> Lock:
         one = planned[kernel]
-        return make_lock("run", [one], verdict_of(one), Places().of)
+        return make_lock("run", [one], verdict_of(one), Owners().of)
 
     return make
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.check import check_tree
@@ -98,6 +98,6 @@ def test_a_copy_that_needs_more_keeps_the_library_out_of_the_lock(site: Made) ->
     shutil.copy2(site.one, other)
     proved, needed = planned_of(site.one), planned_of(other, lambda _: True)
     two = planned_of(site.two)
-    lock = make_lock("run", [proved, needed, two], verdict_of(proved, needed, two), Places().of)
+    lock = make_lock("run", [proved, needed, two], verdict_of(proved, needed, two), Owners().of)
     assert [Path(library.path).name for library in lock.libraries] == [site.two.name]
     assert any("has the same bytes" in row.reason for row in lock.left_out)

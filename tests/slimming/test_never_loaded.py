@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import OptionError
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.lock import LeftOut, Lock, seal
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, UsageWarning
@@ -441,7 +441,7 @@ class TestLock:
         path = "/elsewhere/libtwo.so.3.1"
         unplanned = [LeftOut(path=path, reason="why", soname="libtwo.so")]
         two = planned_of(site.two)
-        made = make_lock("run", [one, two], verdict_of(two), Places().of, unplanned=unplanned)
+        made = make_lock("run", [one, two], verdict_of(two), Owners().of, unplanned=unplanned)
         assert {row.soname for row in made.left_out} == {"libone.so.1", "libtwo.so"}
         run = self.write_run(site, tmp_path / "run")
         shutil.copy(site.one, site.two)
@@ -455,7 +455,7 @@ class TestLock:
             "run",
             [one],
             verdict_of(one),
-            Places().of,
+            Owners().of,
             unplanned=unplanned,
             incomplete=("unknown",),
         )

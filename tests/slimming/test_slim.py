@@ -22,7 +22,7 @@ from pytest_negativa.errors import OptionError, ReconstructError, StoreError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.mapping import MapRequest, map_libraries
 from pytest_negativa.gpucode.payload import unpack
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Cubin, LibraryMap, Scope
 from pytest_negativa.models.lock import LeftOut, Lock
@@ -757,7 +757,7 @@ def test_functions_of_cubins_that_stay(tmp_path: Path) -> None:
     policy = KeepPolicy(granularity="kernel")
     plan = plan_library(located, (ComputeCapability(9, 0),), policy)
     planned = AnalyzedLibrary(mapped.library_map, plan)
-    lock = make_lock("run", [planned], verdict_of(planned), Places().of)
+    lock = make_lock("run", [planned], verdict_of(planned), Owners().of)
     [trimmed] = plan.trimmed
     before = unpacked(library, trimmed.start)
 

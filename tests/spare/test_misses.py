@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.errors import NegativaError, StoreError
+from pytest_negativa.errors import NegativaError, OptionError, StoreError
 from pytest_negativa.hostcode.page_logs import encode_misses, read_misses
 from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.spare.misses import Miss, Misses
@@ -209,7 +209,7 @@ def test_logs_of_one_original_are_added_up(tmp_path: Path) -> None:
     _, both = read_misses([tmp_path])
     assert both.pages == {0: Miss(2, 7, False), 1: Miss(1, 5000, False), 3: Miss(1, 3 * 4096, True)}
     assert both.ranges() == ((0, 8192), (3 * 4096, 4 * 4096))
-    with pytest.raises(StoreError, match="no such log"):
+    with pytest.raises(OptionError, match="no such file or folder; see"):
         read_misses([tmp_path / "missing"])
 
 

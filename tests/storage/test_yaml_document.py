@@ -9,7 +9,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_negativa.storage.yaml_document import Node, Place, parse_document
+from pytest_negativa.storage.yaml_document import Node, Position, parse_document
 
 
 def parse(text: str) -> Node:
@@ -70,8 +70,8 @@ def test_nothing(text: str) -> None:
 
 def test_places() -> None:
     root = parse("a:\n  b: [x,\n    y]\n")
-    assert root.nearest(("a", "b")).key_place == Place(2, 3)
-    assert root.nearest(("a", "b", 1)).place == Place(3, 5)
+    assert root.nearest(("a", "b")).key_place == Position(2, 3)
+    assert root.nearest(("a", "b", 1)).place == Position(3, 5)
     # The path ends at what is there.
     assert root.nearest(("a", "b", 7, "c")).plain() == ["x", "y"]
     assert root.nearest(("z",)) is root

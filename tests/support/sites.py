@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.installed.owners import Places
+from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.outcomes import Outcome
@@ -99,7 +99,7 @@ def _proved(one: AnalyzedLibrary, status: LibraryStatus) -> ProvedLibrary:
 
 def lock_of(*paths: Path, is_kept: Callable[[int], bool] = KEPT.__contains__) -> Lock:
     planned = [planned_of(path, is_kept) for path in paths]
-    return make_lock("run", planned, verdict_of(*planned), Places().of)
+    return make_lock("run", planned, verdict_of(*planned), Owners().of)
 
 
 def make_wheel(
