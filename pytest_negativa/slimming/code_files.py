@@ -40,7 +40,6 @@ from pytest_negativa.slimming.recipes import Recipe
 from pytest_negativa.slimming.request import SlimOptions
 from pytest_negativa.slimming.slimmed import Fate
 from pytest_negativa.slimming.tree import FileGroup, Tree, head_of, staged_name
-from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
 
 _NOT_AGAIN = (
@@ -61,7 +60,6 @@ class Package:
         kept: those that stay.
         note: why files stay that the lock has as unused.
         problem: why nothing is removed.
-        back: instead of that, those that are gone come back.
     """
 
     name: str
@@ -71,7 +69,6 @@ class Package:
     kept: list[FileGroup] = field(default_factory=list)
     note: str | None = None
     problem: str | None = None
-    back: bool = False
 
     @property
     def size(self) -> int:
@@ -233,7 +230,7 @@ def packages_by_lock(
 
 
 def change_files(journal: Journal, package: Package, options: SlimOptions) -> Iterator[SlimRow]:
-    """Remove the files of a package that no program needs, or put back those that are gone.
+    """Remove the files of a package that no program needs; without any, those gone come back.
 
     Args:
         journal: the notes of the run.
@@ -243,7 +240,7 @@ def change_files(journal: Journal, package: Package, options: SlimOptions) -> It
     Yields:
         The rows of the package.
     """
-    if package.back:
+    if not package.unused:
         return _put_back(journal, package, dry_run=options.dry_run)
     if options.dry_run:
         return iter([package.row(SlimStatus.WOULD_SLIM, package.unused)])
@@ -295,12 +292,6 @@ def _remove(journal: Journal, package: Package, options: SlimOptions) -> Iterato
     finally:
         for name in [name for name in removed if os.path.lexists(root / name)]:
             del removed[name]
-    try:
-        for folder in {(root / name).parent for group in gone for name in group.names}:
-            with refusing(folder, "written", ReconstructError):
-                sync_folder(folder)
-    except NegativaError as e:
-        problem = problem or str(e)
     if gone:
         yield package.row(SlimStatus.SLIMMED, gone)
     if problem is not None:

@@ -293,8 +293,10 @@ def write_design(
         lost = copy_metadata(source.fileno(), new.fd) if takes_place else ()
         if folder is not None and new_spare is not None:
             with refusing(folder, "written", ReconstructError):
-                new_spare.publish(durable=True)
-        new.publish(durable=spare is not None)
+                os.fsync(new_spare.fd)
+                new_spare.publish()
+        # Who gives the files their places forces the names to disk.
+        new.publish()
     return Smaller(
         library=target,
         size_before=source.size,
