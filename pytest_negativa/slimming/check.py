@@ -63,12 +63,14 @@ def check_tree(tree: Tree, on_done: OnProgress = lambda done, total: None) -> li
         rows = [SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, _INTERRUPTED)]
     # Hashing takes the time, and leaves Python's lock to others.
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
-        names = sorted(known)
+        # The largest first, so that none is left to be read alone at the end.
+        names = sorted(known, key=lambda name: -known[name].size)
         count = counter(sum(entry.size for entry in known.values()), on_done)
         checked = pool.map(lambda name: _check_entry(tree, name, known[name]), names)
-        for name, row in zip(names, checked, strict=True):
+        for row in checked:
             rows.append(row)
-            count(known[name].size)
+            count(known[row.path].size)
+    rows.sort(key=lambda row: row.path)
     for package in removed_packages(tree, manifest).values():
         detail = f"{format_items(len(package.gone), 'file', 'files')} removed"
         rows.append(SlimRow.unchanged(package.name, SlimStatus.SOUND, 0, detail))

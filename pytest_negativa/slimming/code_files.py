@@ -316,7 +316,8 @@ def _put_back(journal: Journal, package: Package, *, dry_run: bool) -> Iterator[
     if failed:
         first, *others = failed.values()
         more = f" (and {format_items(len(others), 'more file', 'more files')})" if others else ""
-        detail = f"cannot be put back: {first}{more}; {_again(tree, failed)}"
+        again = map(how_to_reinstall, dict.fromkeys(map(tree.reinstall_command, failed)))
+        detail = f"cannot be put back: {first}{more}; {'; '.join(again)}"
         yield SlimRow.unchanged(package.name, SlimStatus.FAILED, 0, detail)
     back = gone.keys() - failed
     if back:
@@ -332,12 +333,6 @@ def _put_back(journal: Journal, package: Package, *, dry_run: bool) -> Iterator[
         os.sync()
         for name in back:
             del journal.manifest.removed[name]
-
-
-def _again(tree: Tree, names: Iterable[str]) -> str:
-    """Advice for getting files back that were not kept."""
-    found = dict.fromkeys(map(tree.reinstall_command, names))
-    return "; ".join(map(how_to_reinstall, found))
 
 
 def _put_one_back(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> None:

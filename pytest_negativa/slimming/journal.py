@@ -1,4 +1,4 @@
-"""Order of notes in a folder's run: manifest before each change, RECORD last, after a crash.
+"""Order of notes in a folder's run: manifest before each change, RECORD last; who holds folders.
 
 The manifest has the run before the first change, and a library's entry before the library is
 replaced. So after a crash, the file of an entry may still be the old one, and the next run slims

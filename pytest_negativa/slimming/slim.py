@@ -1,4 +1,4 @@
-"""``negativa slim``: the order of work on a library; killed, it leaves all whole; --dry-run.
+"""``negativa slim`` and ``undo``: the order of work on a library; killed, all is whole; --dry-run.
 
 For each library, the slimmer writes and checks the new file under a hidden name. It keeps the
 original if asked to, writes the manifest, and then renames the new file. It updates RECORD files at
@@ -71,6 +71,7 @@ from pytest_negativa.slimming.spares import (
 from pytest_negativa.slimming.tree import roots_of, staged_name
 from pytest_negativa.slimming.worklist import Task, WorkList, find_originals, find_work
 from pytest_negativa.storage.atomic import remove_abandoned
+from pytest_negativa.storage.system import available_cores
 
 
 def slim_trees(
@@ -127,10 +128,11 @@ def undo_trees(
         NegativaError: a folder can't be read or held.
     """
     rows: list[SlimRow] = []
+    options = SlimOptions(dry_run=dry_run, jobs=available_cores())
     with open_journals(paths, dry_run=dry_run) as journals:
         for journal in journals:
             try:
-                work = find_originals(journal, SlimOptions(dry_run=dry_run))
+                work = find_originals(journal, options)
                 made = Slimmer(work).run(counter(work.size, on_done))
                 rows += sorted(made, key=lambda row: row.path)
             except NegativaError as e:

@@ -308,6 +308,7 @@ def _roots(paths: Sequence[Path]) -> list[tuple[Path, set[tuple[int, int]] | Non
             roots[real] = None
         elif (wanted := roots.setdefault(real.parent, set())) is not None:
             wanted.add((status.st_dev, status.st_ino))
+    # All of a folder is wanted.
     for inner in map(Path.resolve, paths):
         if outer := next((f for f in inner.parents if roots.get(f, ()) is None), None):
             raise OptionError(f"{inner} is in {outer}; give one of them")

@@ -1,4 +1,4 @@
-"""Rules for each library of a folder: by a lock, not in it, never loaded, kept, ours, running.
+"""Rules for each library of a folder: by a lock, not in it, never loaded, kept, ours, undone.
 
 A library of a lock goes to that lock's recipe, by its digest. For each other one an ordered list of
 rules is asked, and the first answer counts. ``classify`` tells what a recipe makes of a library.
@@ -582,20 +582,22 @@ def _unmet(library: LockedLibrary, folders: Sequence[WorkList]) -> SlimRow:
 
 def find_originals(journal: Journal, options: SlimOptions) -> WorkList:
     """The work in a folder to put its originals back."""
-    journal.tree.hashed = {entry.size for entry in journal.manifest.slimmed.values()}
+    tree = journal.tree
+    tree.hashed = {entry.size for entry in journal.manifest.slimmed.values()}
+    tree.digests((group for group in tree.groups if group.size in tree.hashed), options.jobs)
     work = WorkList(journal, options, by_digest=True)
     for slimmed in (*work.slimmed, *work.away):
-        row = None if slimmed.results else _row_away(journal.tree, slimmed, options)
+        row = None if slimmed.results else _row_away(tree, slimmed, options)
         if row is not None:
             work.rows.append(row)
             continue
         try:
-            work.tasks.append(task_of(journal.tree, slimmed, keep_whole()))
+            work.tasks.append(task_of(tree, slimmed, keep_whole()))
         except NegativaError as e:
             work.add_unchanged(slimmed.key, SlimStatus.FAILED, slimmed.entry.size, str(e))
     for group, problem in work.lost.items():
         work.add_unchanged(group.name, SlimStatus.FAILED, group.size, problem)
-    work.packages += removed_packages(journal.tree, journal.manifest).values()
+    work.packages += removed_packages(tree, journal.manifest).values()
     return work
 
 
