@@ -50,10 +50,9 @@ from pytest_negativa.settings.flags import click_options
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.package import slim_package
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.spares import MOST_HOLES, SpareTarget
 from pytest_negativa.slimming.tree import refuse_other_files, roots_of, scan
-from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.system import available_cores
 

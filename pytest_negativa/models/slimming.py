@@ -41,6 +41,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         reinstall: the command that installs its distribution again, if one is known.
         spare: where the pages lie that the library lacks; None: it has no spare. Library and spare
             together give the original.
+        holes: how many ranges of the spare the library maps.
         replaced: digest of the earlier result in whose place this one goes. It is there if a run
             was killed in between.
     """
@@ -61,6 +62,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     never_loaded: bool = False
     reinstall: str | None = None
     spare: str | None = None
+    holes: NonNegative = 0
     replaced: Sha256 | None = None
 
 

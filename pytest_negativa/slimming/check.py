@@ -13,7 +13,7 @@ from pytest_negativa.slimming.code_files import removed_packages
 from pytest_negativa.slimming.manifest import how_to_reinstall, manifest_of
 from pytest_negativa.slimming.request import OnProgress, counter
 from pytest_negativa.slimming.slimmed import Fate, fate_of, unlisted
-from pytest_negativa.slimming.spares import is_moved, note_of, problem_of
+from pytest_negativa.slimming.spares import is_moved, problem_of
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.storage.system import available_cores
 
@@ -57,17 +57,20 @@ def check_tree(tree: Tree, on_done: OnProgress = lambda done, total: None) -> li
     """
     manifest = manifest_of(tree)
     known = {name: e for e in manifest.slimmed.values() if tree.covers(e.names) for name in e.names}
+    tree.hashed = {entry.size for entry in known.values()}
     rows = []
     if manifest.run is not None:
         rows = [SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, _INTERRUPTED)]
     # Hashing takes the time, and leaves Python's lock to others.
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
-        names = sorted(known)
+        # The largest first, so that none is left to be read alone at the end.
+        names = sorted(known, key=lambda name: -known[name].size)
         count = counter(sum(entry.size for entry in known.values()), on_done)
         checked = pool.map(lambda name: _check_entry(tree, name, known[name]), names)
-        for name, row in zip(names, checked, strict=True):
+        for row in checked:
             rows.append(row)
-            count(known[name].size)
+            count(known[row.path].size)
+    rows.sort(key=lambda row: row.path)
     for package in removed_packages(tree, manifest).values():
         detail = f"{format_items(len(package.gone), 'file', 'files')} removed"
         rows.append(SlimRow.unchanged(package.name, SlimStatus.SOUND, 0, detail))
@@ -99,8 +102,9 @@ def _judge_result(tree: Tree, name: str, entry: SlimmedFile) -> _Judgement:
         return SlimStatus.DAMAGED, f"{wrong[0]} has another digest; run negativa slim again"
     if entry.spare is None:
         return SlimStatus.SOUND, None
-    fits = "moved whole; its spare fits" if is_moved(path) else "its spare fits"
-    return problem_of(path) or (SlimStatus.SOUND, fits)
+    note = tree.note(name)
+    fits = "moved whole; its spare fits" if is_moved(note) else "its spare fits"
+    return problem_of(path, note) or (SlimStatus.SOUND, fits)
 
 
 def _judge_unlisted(tree: Tree, group: FileGroup) -> _Judgement | None:
@@ -110,7 +114,7 @@ def _judge_unlisted(tree: Tree, group: FileGroup) -> _Judgement | None:
         return SlimStatus.FAILED, facts.problem
     if not facts.is_slimmed:
         return None
-    judged = problem_of(path) if note_of(path) is not None else None
+    judged = None if facts.note is None else problem_of(path, facts.note)
     if judged is not None and judged[0] is SlimStatus.DAMAGED:
         return judged
     lines = {line for name in group.names for line in tree.records(name)}

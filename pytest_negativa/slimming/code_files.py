@@ -40,7 +40,6 @@ from pytest_negativa.slimming.recipes import Recipe
 from pytest_negativa.slimming.request import SlimOptions
 from pytest_negativa.slimming.slimmed import Fate
 from pytest_negativa.slimming.tree import FileGroup, Tree, head_of, staged_name
-from pytest_negativa.storage.atomic import sync_folder
 from pytest_negativa.storage.shared_folders import make_folder
 
 _NOT_AGAIN = (
@@ -61,7 +60,6 @@ class Package:
         kept: those that stay.
         note: why files stay that the lock has as unused.
         problem: why nothing is removed.
-        back: instead of that, those that are gone come back.
     """
 
     name: str
@@ -71,7 +69,6 @@ class Package:
     kept: list[FileGroup] = field(default_factory=list)
     note: str | None = None
     problem: str | None = None
-    back: bool = False
 
     @property
     def size(self) -> int:
@@ -233,7 +230,7 @@ def packages_by_lock(
 
 
 def change_files(journal: Journal, package: Package, options: SlimOptions) -> Iterator[SlimRow]:
-    """Remove the files of a package that no program needs, or put back those that are gone.
+    """Remove the files of a package that no program needs; without any, those gone come back.
 
     Args:
         journal: the notes of the run.
@@ -243,7 +240,7 @@ def change_files(journal: Journal, package: Package, options: SlimOptions) -> It
     Yields:
         The rows of the package.
     """
-    if package.back:
+    if not package.unused:
         return _put_back(journal, package, dry_run=options.dry_run)
     if options.dry_run:
         return iter([package.row(SlimStatus.WOULD_SLIM, package.unused)])
@@ -295,12 +292,6 @@ def _remove(journal: Journal, package: Package, options: SlimOptions) -> Iterato
     finally:
         for name in [name for name in removed if os.path.lexists(root / name)]:
             del removed[name]
-    try:
-        for folder in {(root / name).parent for group in gone for name in group.names}:
-            with refusing(folder, "written", ReconstructError):
-                sync_folder(folder)
-    except NegativaError as e:
-        problem = problem or str(e)
     if gone:
         yield package.row(SlimStatus.SLIMMED, gone)
     if problem is not None:
@@ -325,7 +316,8 @@ def _put_back(journal: Journal, package: Package, *, dry_run: bool) -> Iterator[
     if failed:
         first, *others = failed.values()
         more = f" (and {format_items(len(others), 'more file', 'more files')})" if others else ""
-        detail = f"cannot be put back: {first}{more}; {_again(tree, failed)}"
+        again = map(how_to_reinstall, dict.fromkeys(map(tree.reinstall_command, failed)))
+        detail = f"cannot be put back: {first}{more}; {'; '.join(again)}"
         yield SlimRow.unchanged(package.name, SlimStatus.FAILED, 0, detail)
     back = gone.keys() - failed
     if back:
@@ -341,12 +333,6 @@ def _put_back(journal: Journal, package: Package, *, dry_run: bool) -> Iterator[
         os.sync()
         for name in back:
             del journal.manifest.removed[name]
-
-
-def _again(tree: Tree, names: Iterable[str]) -> str:
-    """Advice for getting files back that were not kept."""
-    found = dict.fromkeys(map(tree.reinstall_command, names))
-    return "; ".join(map(how_to_reinstall, found))
 
 
 def _put_one_back(path: Path, entry: RemovedFile, token: str, *, dry_run: bool) -> None:

@@ -17,16 +17,18 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_negativa.errors import FormatError, NegativaError
+from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.slimmed import is_slimmed
+from pytest_negativa.gpucode.source import read_fact
 from pytest_negativa.installed.sites import SITE_NAMES
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import and_more, format_items
+from pytest_negativa.rewriting.compact.rebuild import read_note
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.spares import is_moved, note_of, problem_of
+from pytest_negativa.slimming.spares import is_moved, problem_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan_folder
 from pytest_negativa.tracing.mappings import parse_maps
 
@@ -86,9 +88,7 @@ class Loss(NamedTuple):
         """Whether removed code comes back."""
         if self.entry is not None:
             return self.entry.spare is not None
-        with contextlib.suppress(FormatError):
-            return note_of(Path(self.path)) is not None
-        return False
+        return read_fact(self.path, read_note) is not None
 
 
 def slimmed_in(folders: Iterable[Path]) -> tuple[Loss, ...]:
@@ -239,8 +239,9 @@ def _remedies(lacking: Sequence[Loss], folders: Sequence[Path]) -> Iterator[str]
 def _spares(libraries: Sequence[Loss]) -> Iterator[str]:
     problems = {one.path: problem_of(Path(one.path)) for one in libraries}
     wrong = [f"{path}: {problem[1]}" for path, problem in problems.items() if problem is not None]
-    whole = [path for path, problem in problems.items() if problem is None and is_moved(Path(path))]
-    if count := len(libraries) - len(wrong) - len(whole):
+    fine = [path for path, problem in problems.items() if problem is None]
+    whole = [path for path in fine if is_moved(read_fact(path, read_note))]
+    if count := len(fine) - len(whole):
         yield (
             f"{format_items(count, 'library has a spare', 'libraries have spares')} here: "
             "removed code comes back when it is used, so slimming these is not the cause."

@@ -1,4 +1,4 @@
-"""Order of notes in a folder's run: manifest before each change, RECORD last, after a crash.
+"""Order of notes in a folder's run: manifest before each change, RECORD last; who holds folders.
 
 The manifest has the run before the first change, and a library's entry before the library is
 replaced. So after a crash, the file of an entry may still be the old one, and the next run slims
@@ -24,9 +24,9 @@ from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
 from pytest_negativa.rewriting.layout import state_at
 from pytest_negativa.slimming.atomic_replacement import look
-from pytest_negativa.slimming.folder_locks import hold, hold_metadata
 from pytest_negativa.slimming.manifest import manifest_of, save_manifest
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, roots_of, scan, staged_name
+from pytest_negativa.storage.flock import held
 from pytest_negativa.storage.shared_folders import refuse_shared
 
 
@@ -47,7 +47,7 @@ class Journal:
         self.root = tree.root
         self.token = secrets.token_hex(8)
         self.held = tuple(held)
-        self._back: dict[str, SlimmedFile] = {}
+        self._back: dict[str, tuple[SlimmedFile, Sequence[str]]] = {}
 
     @functools.cached_property
     def manifest(self) -> SlimManifest:
@@ -115,9 +115,9 @@ class Journal:
         self.manifest = replace(self.manifest, run=None, run_spares=())
         self.save()
 
-    def note_back(self, key: str, entry: SlimmedFile) -> None:
-        """Note that an original is back: ``finish`` gives RECORD files its lines."""
-        self._back[key] = entry
+    def note_back(self, key: str, entry: SlimmedFile, names: Sequence[str]) -> None:
+        """Note that names lead to an original again: ``finish`` gives RECORD files its lines."""
+        self._back[key] = entry, names
 
     def finish(self) -> None:
         """Bring RECORD and conda's files in line with the libraries, and forget what is back.
@@ -131,10 +131,9 @@ class Journal:
             for name in entry.names
             if _is_result(self.root / name, entry)
         }
-        for entry in self._back.values():
+        for entry, names in self._back.values():
             line = RecordLine(record_digest(entry.original_sha256), str(entry.original_size))
-            paths = (self.root / name for name in entry.names)
-            lines |= {str(p): line for p in paths if digest_of(p) == entry.original_sha256}
+            lines |= {os.path.join(self.root, name): line for name in names}
         problem: NegativaError | None = None
         # conda lists the RECORD files in its environment.
         for installed in (one for site in reversed(self.tree.sites) for one in site.installed):
@@ -157,6 +156,46 @@ def _line_of(record: Path) -> dict[str, RecordLine]:
     if (digest := digest_of(record)) is None:
         return {}
     return {str(record): RecordLine(record_digest(digest), str(record.stat().st_size))}
+
+
+@contextlib.contextmanager
+def hold(*roots: Path) -> Iterator[None]:
+    """Wait until no other process works in these folders, and keep others out.
+
+    Parent folders are locked shared, always from the outermost inwards, which rules out deadlock.
+
+    Args:
+        roots: real paths.
+
+    Raises:
+        ReconstructError: a folder can't be opened, or another user can exchange what root works on.
+    """
+    manifests = (root / MANIFEST_NAME for root in roots)
+    refuse_shared(*roots, *manifests)
+    is_shared = {folder: True for root in roots for folder in root.parents}
+    is_shared.update(dict.fromkeys(roots, False))
+    with contextlib.ExitStack() as stack:
+        for folder in sorted(is_shared):
+            # A user who may not read a parent can't slim it either.
+            with contextlib.suppress(*([ReconstructError] if is_shared[folder] else [])):
+                stack.enter_context(held(folder, shared=is_shared[folder]))
+        yield
+
+
+@contextlib.contextmanager
+def hold_metadata(folder: Path, *roots: Path) -> Iterator[None]:
+    """Hold the metadata of a distribution while ``roots`` are held.
+
+    A process that slims a part of a site writes to RECORD files beside that part. They may lie in
+    another of the roots (``site-packages/*``); then the process holds them already.
+
+    Raises:
+        ReconstructError: see ``hold``.
+    """
+    refuse_shared(folder)
+    is_held = {folder, *folder.parents}.intersection(roots)
+    with contextlib.nullcontext() if is_held else held(folder):
+        yield
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""``negativa slim``: the order of work on a library; killed, it leaves all whole; --dry-run.
+"""``negativa slim`` and ``undo``: the order of work on a library; killed, all is whole; --dry-run.
 
 For each library, the slimmer writes and checks the new file under a hidden name. It keeps the
 original if asked to, writes the manifest, and then renames the new file. It updates RECORD files at
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, ReconstructError, refusing
-from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
+from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.slimming import (
     PROBLEMS,
@@ -28,7 +28,6 @@ from pytest_negativa.reporting.units import format_items
 from pytest_negativa.rewriting.compact.rebuild import (
     OriginalSource,
     check_pair,
-    read_note,
     rebuild_original,
 )
 from pytest_negativa.rewriting.compact.records import CannotCompactError, Cut
@@ -63,7 +62,6 @@ from pytest_negativa.slimming.request import (
 from pytest_negativa.slimming.spares import (
     LEAST_HOLE,
     clear_abandoned,
-    find_spare,
     hold_folder,
     least_hole,
     publish,
@@ -71,8 +69,9 @@ from pytest_negativa.slimming.spares import (
     remove_unchecked,
 )
 from pytest_negativa.slimming.tree import roots_of, staged_name
-from pytest_negativa.slimming.worklist import Task, WorkList, find_work
+from pytest_negativa.slimming.worklist import Task, WorkList, find_originals, find_work
 from pytest_negativa.storage.atomic import remove_abandoned
+from pytest_negativa.storage.system import available_cores
 
 
 def slim_trees(
@@ -101,6 +100,44 @@ def slim_trees(
             if missed:
                 return SlimReport(missed, stopped=True)
         return _slim_folders(work, unmet, request.options, on_progress)
+
+
+def undo_trees(
+    paths: Sequence[Path],
+    *,
+    dry_run: bool = False,
+    on_done: OnProgress = lambda done, total: None,
+) -> list[SlimRow]:
+    """Put back all originals, and remove their entries from the manifest.
+
+    An original was kept, or a library and its spare give it.
+
+    A slimmed library that was damaged since gets its original back, too. A library that another
+    file replaced, such as another version, stays as it is. If a folder fails, the others go on.
+
+    Args:
+        paths: folders that were slimmed, or libraries of them.
+        dry_run: report what would be done, and write nothing.
+        on_done: told of the bytes of a folder's originals that are back, and of all.
+
+    Returns:
+        A row for each entry of the manifests, and for each folder whose manifest or RECORD can't be
+        read or written.
+
+    Raises:
+        NegativaError: a folder can't be read or held.
+    """
+    rows: list[SlimRow] = []
+    options = SlimOptions(dry_run=dry_run, jobs=available_cores())
+    with open_journals(paths, dry_run=dry_run) as journals:
+        for journal in journals:
+            try:
+                work = find_originals(journal, options)
+                made = Slimmer(work).run(counter(work.size, on_done))
+                rows += sorted(made, key=lambda row: row.path)
+            except NegativaError as e:
+                rows.append(SlimRow.unchanged(f"{journal.root}/", SlimStatus.FAILED, 0, str(e)))
+    return rows
 
 
 def _slim_folders(
@@ -159,8 +196,6 @@ class Slimmer:
         self.rows = work.rows
         self._min_hole = LEAST_HOLE
         self._begun = {} if begun is None else begun
-        # Of slimmed libraries.
-        self._holes: dict[SlimmedFile, int] = {}
         # Those that libraries had before.
         self._spares: set[Path] = set()
 
@@ -188,16 +223,8 @@ class Slimmer:
         """The number of holes of the folder's libraries, or of those that no task is to change."""
         tasks = self.work.tasks if without_tasks else ()
         changing = {task.slimmed.key for task in tasks if task.slimmed is not None}
-        entries = [
-            entry
-            for key, entry in self.journal.manifest.slimmed.items()
-            if entry.spare is not None and key not in changing
-        ]
-        for entry in entries:
-            if entry not in self._holes:
-                note = read_fact(self.journal.root / entry.names[0], read_note)
-                self._holes[entry] = 0 if note is None else len(note.holes)
-        return sum(self._holes[entry] for entry in entries)
+        slimmed = self.journal.manifest.slimmed
+        return sum(entry.holes for key, entry in slimmed.items() if key not in changing)
 
     def run(self, on_done: OnDone, min_hole: int = LEAST_HOLE) -> list[SlimRow]:
         """Do the work, or foresee what that would do.
@@ -230,9 +257,9 @@ class Slimmer:
                 self._apply(on_done)
             finally:
                 # Also when interrupted: what was replaced must be in order.
-                for key, entry in work.past.items():
-                    if journal.manifest.slimmed.get(key) is entry:
-                        journal.note_back(key, entry)
+                for one in work.past:
+                    if journal.manifest.slimmed.get(one.key) is one.entry:
+                        journal.note_back(one.key, one.entry, one.originals)
                 journal.finish()
             for folder in folders:
                 # As long as the manifest names the folder: a run that is killed then leaves none.
@@ -307,17 +334,17 @@ class Slimmer:
 
     def _steps(self, task: Task) -> Iterator[Removal]:
         """Plan a library, then make the smaller file; meanwhile it stays open."""
-        is_dry, spare = self.options.dry_run, find_spare(task.source) if task.is_cut else None
+        is_dry = self.options.dry_run
         with contextlib.ExitStack() as stack:
             source = stack.enter_context(ByteSource(task.source))
-            if spare is not None:
-                source = OriginalSource(source, stack.enter_context(ByteSource(spare)))
+            if task.spare is not None:
+                source = OriginalSource(source, stack.enter_context(ByteSource(task.spare)))
             yield (planned := plan_library(task.recipe, source))
-            if spare is not None and is_dry:
-                check_pair(task.source, spare)
-            elif spare is not None:
+            if task.spare is not None and is_dry:
+                check_pair(task.source, task.spare)
+            elif task.spare is not None:
                 # Its digest is compared, unlike that of what was planned.
-                rebuild_original(task.source, spare, self._rebuilt(task))
+                rebuild_original(task.source, task.spare, self._rebuilt(task))
                 source = stack.enter_context(ByteSource(self._rebuilt(task)))
             yield slim_library(
                 task.recipe,
@@ -333,18 +360,18 @@ class Slimmer:
         """Make the original of a slimmed library again, or see whether that can be done."""
         assert task.slimmed is not None, "a library that is whole needs nothing"
         entry, staged, root = task.slimmed.entry, self._staged(task), self.journal.root
-        spare = find_spare(task.source) if task.is_cut else None
         if self.options.dry_run:
             return
         with refusing(root / task.name, "put back", ReconstructError):
-            if spare is not None:
-                rebuild_original(task.source, spare, staged, entry.mtime_ns)
-            else:
+            if task.spare is None:
                 # A kept original may be that of another folder, too, with other attributes.
                 like = next((root / name for name in task.slimmed.results), None)
                 # Not a link: a program that writes to the library must not change the kept one.
                 copy_file(task.source, staged, like=like, mtime_ns=entry.mtime_ns)
-            if digest_of(staged) != entry.original_sha256:
+                sha256 = digest_of(staged)
+            else:
+                sha256 = rebuild_original(task.source, task.spare, staged, entry.mtime_ns)
+            if sha256 != entry.original_sha256:
                 raise ReconstructError(
                     f"{task.source} changed while it was copied; run the command again"
                 )
@@ -384,13 +411,12 @@ class Slimmer:
         """Let the original of a slimmed library take its place again."""
         assert task.slimmed is not None, "its original was made again"
         self._replace(task, self.journal.places(task.names))
-        self.journal.note_back(task.slimmed.key, task.slimmed.entry)
+        self.journal.note_back(task.slimmed.key, task.slimmed.entry, task.names)
 
     def _replace(self, task: Task, places: Mapping[Path, FileState | None]) -> None:
-        # Once another file has its place, the library needs its spare no more.
-        let_go = [find_spare(task.source)] if task.is_cut else []
         replace_all(self._staged(task), places, self.journal.token)
-        self._spares.update(let_go)
+        # The library that has gone needs its spare no more.
+        self._spares.update([task.spare] if task.spare is not None else [])
 
     def _publish(self, task: Task, made: Removal) -> tuple[str, ...]:
         """Let the smaller file take the place of a library; the notes of its entry."""
@@ -407,15 +433,15 @@ class Slimmer:
         before = journal.manifest.slimmed
         # A killed run may have noted it, and kept its original, before it replaced it.
         noted = [before[name] for name in task.names if name in before]
-        old = [one.original for one in noted if one.original_sha256 == file.original_sha256]
-        replaced = None
         if task.slimmed is not None:
-            old, replaced = [task.slimmed.entry.original], task.slimmed.sha256
-        original = next(iter(old), None)
+            noted = [task.slimmed.entry]
+        old = next((one for one in noted if one.original_sha256 == file.original_sha256), None)
+        replaced = None if task.slimmed is None else task.slimmed.sha256
+        original = None if old is None else old.original
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / file.original_sha256
             [state, *_] = places.values()
-            made_again = self._rebuilt(task) if task.is_cut else task.source
+            made_again = task.source if task.spare is None else self._rebuilt(task)
             keep_original(made_again, aside, journal.token, state)
             # A link to a file changes the file's time of change.
             places = {place: look(place, places[place], by_ctime=False) for place in places}
@@ -424,10 +450,6 @@ class Slimmer:
         installers = (one for name in task.names for one in journal.tree.installers(name))
         records = tuple(dict.fromkeys(os.path.relpath(i.record, journal.root) for i in installers))
         reinstall = next(filter(None, map(journal.tree.reinstall_command, task.names)), None)
-        if task.slimmed is not None:
-            # Its RECORD may have been removed since.
-            records = records or task.slimmed.entry.records
-            reinstall = reinstall or task.slimmed.entry.reinstall
         entry = SlimmedFile(
             names=task.names,
             original_sha256=file.original_sha256,
@@ -440,11 +462,13 @@ class Slimmer:
             gpu_code_removed=made.gpu_code_removed,
             certificate=file.certificate,
             never_loaded=task.recipe.kind is Kind.NEVER_LOADED,
-            records=records,
+            # Its RECORD may have been removed since.
+            records=records or (() if old is None else old.records),
             original=original,
             notes=notes,
-            reinstall=reinstall,
+            reinstall=reinstall or (None if old is None else old.reinstall),
             spare=None if spare is None else str(spare),
+            holes=file.mapped if isinstance(file, Cut) else 0,
             replaced=None if replaced == file.sha256 else replaced,
         )
         # In one step: an interruption saves the manifest, too.
@@ -453,13 +477,11 @@ class Slimmer:
         try:
             if spare is not None and isinstance(file, Cut):
                 publish(file.spare, spare)
-                self._holes[entry] = file.mapped
             self._replace(task, places)
         except ReconstructError:
             if not any(is_same_file(state_at(place), FileState.of(status)) for place in places):
                 # The library that stays may need that very spare, and be in no manifest.
-                own = {find_spare(task.source)} if task.is_cut else set()
-                self._spares |= spares_of([entry]) - own
+                self._spares |= spares_of([entry]) - {task.spare}
                 journal.change(before)
             raise
         return notes

@@ -27,7 +27,7 @@ from pytest_negativa.slimming.manifest import (
     is_uninstalled,
     may_be_kept,
 )
-from pytest_negativa.slimming.spares import find_spare, note_of
+from pytest_negativa.slimming.spares import find_spare
 from pytest_negativa.slimming.tree import MANIFEST_NAME, FileGroup, Tree
 
 
@@ -39,7 +39,6 @@ class Fate(enum.Enum):
     DAMAGED = "the result, cut off or changed"
     ORIGINAL = "the original is back"
     INSTALLED = "another one was installed since: RECORD has its digest"
-    REINSTALLED = "another one was installed since: RECORD has neither digest of this one"
     ANOTHER = "another file took its place since"
     UNREADABLE = "it cannot be read"
     GONE = "it is no longer there"
@@ -47,7 +46,7 @@ class Fate(enum.Enum):
 
 
 _MADE = (Fate.RESULT, Fate.EARLIER, Fate.DAMAGED)
-_OTHERS = (Fate.INSTALLED, Fate.REINSTALLED, Fate.ANOTHER)
+_OTHERS = (Fate.INSTALLED, Fate.ANOTHER)
 
 
 def fate_of(tree: Tree, name: str, entry: SlimmedFile) -> Fate:
@@ -69,9 +68,8 @@ def fate_of(tree: Tree, name: str, entry: SlimmedFile) -> Fate:
     records = tree.records(name)
     if record_digest(digest) in records:
         return Fate.INSTALLED
-    if is_reinstalled(entry, records):
-        return Fate.REINSTALLED
-    return Fate.DAMAGED if _is_made_from(tree.root / name, entry) else Fate.ANOTHER
+    is_ours = not is_reinstalled(entry, records) and _is_made_from(tree.root / name, entry)
+    return Fate.DAMAGED if is_ours else Fate.ANOTHER
 
 
 def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
@@ -211,8 +209,8 @@ def _read_entry(tree: Tree, group: FileGroup) -> SlimmedFile:
                 f"{detail}, or slim {folder}, which has its manifest, or run {undo}"
             )
     try:
-        note, sha256 = note_of(path), tree.digest(group)
-        spare = None if note is None else find_spare(path)
+        note, sha256 = tree.facts(group).note, tree.digest(group)
+        spare = None if note is None else find_spare(path, note)
     except NegativaError as e:
         raise ReconstructError(f"{detail}: {str(e).removeprefix(f'{path}: ')}") from e
     if note is None or sha256 is None:

@@ -6,13 +6,14 @@ The library itself names its spare, so a copied folder needs no manifest to find
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from pytest_negativa.errors import (
     ReconstructError,
     refusing,
 )
-from pytest_negativa.gpucode.source import ByteSource, read_fact
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
@@ -40,7 +41,6 @@ from pytest_negativa.rewriting.compact.rebuild import (
 )
 from pytest_negativa.rewriting.compact.records import MIN_GAIN, Cut
 from pytest_negativa.rewriting.plan_edits import removable_code
-from pytest_negativa.slimming.folder_locks import held
 from pytest_negativa.slimming.manifest import load_manifest, spares_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from pytest_negativa.spare.misses import Misses
@@ -51,6 +51,7 @@ from pytest_negativa.spare.note import (
     last_trailer,
 )
 from pytest_negativa.storage.atomic import remove_file, sync_folder, write_atomically
+from pytest_negativa.storage.flock import held
 from pytest_negativa.storage.shared_folders import (
     ALONE,
     refuse_shared,
@@ -300,19 +301,17 @@ def hold_folder(folder: Path, tree: Path | None = None) -> Iterator[None]:
     Raises:
         ReconstructError: it can't be written, or other users may write to it.
     """
+    refuse = functools.partial(_refuse_shared, tree=tree)
     with contextlib.ExitStack() as stack:
         with refusing(folder, "written", ReconstructError):
             for one in reversed((folder, *folder.parents)):
                 if not one.exists():
-                    _refuse_shared(one, tree)
+                    refuse(one)
                     with contextlib.suppress(FileExistsError):
                         one.mkdir(0o755)
                         # Processes of all users who can read the libraries need it. setgid stays.
                         set_mode(one, 0o755, add=True)
-            _refuse_shared(folder, tree)
-            stack.enter_context(held(folder))
-            # Until then, another user may have made it.
-            _refuse_shared(folder, tree)
+            stack.enter_context(hold_alone(folder, refuse))
             stack.callback(_remove_note, folder)
             remove_unchecked(folder)
             # The note also keeps scans out: spares begin like libraries.
@@ -430,16 +429,20 @@ def _remove_note(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def hold_alone(folder: Path) -> Iterator[None]:
+def hold_alone(folder: Path, refuse: Callable[[Path], None] = refuse_shared) -> Iterator[None]:
     """Keep others from putting spares into a folder that is there.
 
+    Args:
+        folder: the folder.
+        refuse: raises if other users may write to it.
+
     Raises:
-        ReconstructError: it can't be locked, or other users may write to it.
+        ReconstructError: it can't be locked, or ``refuse`` raises.
     """
-    refuse_shared(folder)
+    refuse(folder)
     with held(folder):
         # Until then, another user may have made it.
-        refuse_shared(folder)
+        refuse(folder)
         yield
 
 
@@ -478,9 +481,8 @@ def note_of(library: Path) -> Note | None:
         return read_note(source)
 
 
-def is_moved(library: Path) -> bool:
+def is_moved(note: Note | None) -> bool:
     """Whether a library went whole: what is there is refused by ld.so, and has no code."""
-    note = read_fact(library, read_note)
     return note is not None and not note.holes
 
 
@@ -528,11 +530,12 @@ def _why_noexec(spare: Path, note: Note) -> str | None:
     return f"{spare} lies on a file system mounted noexec, and is too large to be copied"
 
 
-def find_spare(library: Path, *, trusted: bool = False) -> Path:
+def find_spare(library: Path, note: Note | None = None, *, trusted: bool = False) -> Path:
     """The spare of a library, where it would find it.
 
     Args:
         library: the library.
+        note: of the library, if it was read before.
         trusted: take none that it would not use. Those others still give the original.
 
     Raises:
@@ -541,8 +544,7 @@ def find_spare(library: Path, *, trusted: bool = False) -> Path:
         ReconstructError: the library has no spare, none that fits is there, or the caller may not
             search one of the folders.
     """
-    note = note_of(library)
-    if note is None:
+    if (note := note or note_of(library)) is None:
         raise ReconstructError(f"{library}: is no library with a spare")
     folders, problem = spare_folders(library, note), None
     for spare in (Path(folder, note.spare_name) for folder in folders):
@@ -565,17 +567,19 @@ def find_spare(library: Path, *, trusted: bool = False) -> Path:
     )
 
 
-def problem_of(library: Path, *, thorough: bool = True) -> tuple[SlimStatus, str] | None:
+def problem_of(
+    library: Path, note: Note | None = None, *, thorough: bool = True
+) -> tuple[SlimStatus, str] | None:
     """The fault of a library or its spare, and the status; None: the two fit.
 
     Args:
-        library: the library.
+        library, note: see ``find_spare``.
         thorough: read all of both, and refuse a spare that the library would not use.
     """
     try:
-        spare = find_spare(library, trusted=thorough)
+        spare = find_spare(library, note, trusted=thorough)
         if thorough:
-            check_pair(library, spare)
+            check_pair(library, spare, note)
     except (NegativaError, OSError) as e:
         # It may lie in another image layer, or be fetched before the program starts.
         is_away = isinstance(e, SpareAwayError)

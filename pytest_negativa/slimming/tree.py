@@ -11,13 +11,13 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, OptionError, StoreError, refusing
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import ET_DYN
 from pytest_negativa.gpucode.library import has_gpu_code
-from pytest_negativa.gpucode.slimmed import has_marker
 from pytest_negativa.gpucode.source import ByteSource, digest_of, read_fact
 from pytest_negativa.installed.conda import CONDA_META
 from pytest_negativa.installed.record import RECORD
@@ -30,6 +30,8 @@ from pytest_negativa.installed.sites import (
 )
 from pytest_negativa.models.file_kinds import ELF_MAGIC, HEAD_SIZE
 from pytest_negativa.models.file_state import FileState
+from pytest_negativa.rewriting.compact.rebuild import read_note
+from pytest_negativa.spare.note import Note
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
 from pytest_negativa.storage.records import utf8
 
@@ -113,6 +115,7 @@ class Facts:
         is_slimmed: it has the marker of slimming.
         soname: None: it has none, or can't be read.
         has_gpu_code: None: that is not known.
+        note: of a library with a spare, about itself.
         problem: why a file that may be a library can't be read.
     """
 
@@ -120,6 +123,7 @@ class Facts:
     is_library = is_slimmed = False
     soname: str | None = None
     has_gpu_code: bool | None = None
+    note: Note | None = None
     problem: str | None = None
 
     def __init__(self, path: Path, *, searched: bool, hashed: bool) -> None:
@@ -129,9 +133,10 @@ class Facts:
                 start = source.read(0, min(_E_TYPE + 2, source.size))
                 self.is_library = start[:4] == ELF_MAGIC and start[_E_TYPE:] == _SHARED_OBJECT
                 if self.is_library:
-                    self.is_slimmed = has_marker(source)
-                    self.soname = read_host_elf(source).soname
+                    host = read_host_elf(source)
+                    self.is_slimmed, self.soname = host.marker is not None, host.soname
                     self.has_gpu_code = has_gpu_code(source) if searched else None
+                    self.note = read_note(source) if self.is_slimmed else None
         except FormatError as e:
             # None of these causes: it is damaged.
             if isinstance(e.__cause__, OSError) and not isinstance(e.__cause__, FileNotFoundError):
@@ -154,27 +159,18 @@ class Tree:
     """
 
     root: Path
-    groups: list[FileGroup] = field(default_factory=list)
-    sites: list[Site] = field(default_factory=list)
-    leftovers: list[Path] = field(default_factory=list)
+    groups: Sequence[FileGroup]
+    sites: Sequence[Site]
+    leftovers: Sequence[Path]
     partial: bool = False
     searched: bool = False
     hashed: Set[int] = frozenset()
-    _by_name: dict[str, FileGroup] = field(default_factory=dict)
     _digests: dict[FileGroup, str | None] = field(default_factory=dict)
     _facts: dict[FileGroup, Facts] = field(default_factory=dict)
 
-    def add(self, found: Iterable[list[tuple[str, os.stat_result]]]) -> None:
-        """Add files, each by its names and their status.
-
-        The manifest, which is JSON, can't have names that are not UTF-8: such names are left out.
-        """
-        for paths in found:
-            status = paths[0][1]
-            if names := sorted(name for name, _ in paths if utf8(name) == name):
-                self.groups.append(FileGroup(tuple(names), FileState.of(status), status.st_nlink))
-        self._by_name |= {name: group for group in self.groups for name in group.names}
-        self.groups.sort(key=lambda group: group.names)
+    @functools.cached_property
+    def _by_name(self) -> dict[str, FileGroup]:
+        return {name: group for group in self.groups for name in group.names}
 
     def group_of(self, name: str) -> FileGroup | None:
         return self._by_name.get(name)
@@ -239,6 +235,11 @@ class Tree:
             )
         return self._facts[group]
 
+    def note(self, name: str) -> Note | None:
+        """The note of a library with a spare, which may lie outside of the tree; None: none."""
+        group = self.group_of(name)
+        return read_fact(self.root / name, read_note) if group is None else self.facts(group).note
+
     def has_gpu_code(self, group: FileGroup) -> bool | None:
         """Whether a library has GPU code; None if it can't be read, or is damaged."""
         if self.searched:
@@ -278,55 +279,40 @@ def roots_of(paths: Sequence[Path]) -> list[Path]:
     Raises:
         OptionError: see ``scan``.
     """
-    folders, files = _folders_and_files(paths)
-    return sorted({*folders, *(file.resolve().parent for file in files)})
+    return [root for root, _ in _roots(paths)]
 
 
 def scan(paths: Sequence[Path]) -> list[Tree]:
-    """List the folders and files of these paths.
+    """List the folders and files of these paths; files with their other names in their folder.
 
     Raises:
         OptionError: a path does not exist, or lies in another one.
         StoreError: one can't be listed.
     """
-    folders, files = _folders_and_files(paths)
-    return [*map(scan_folder, folders), *(scan_files(files) if files else ())]
+    return [scan_folder(root, wanted) for root, wanted in _roots(paths)]
 
 
-def _folders_and_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+def _roots(paths: Sequence[Path]) -> list[tuple[Path, set[tuple[int, int]] | None]]:
+    """The folders, and those around files, each with what ``scan_folder`` wants there."""
+    roots: dict[Path, set[tuple[int, int]] | None] = {}
     for path in paths:
         try:
-            path.stat()
+            status, real = path.stat(), path.resolve()
         except (FileNotFoundError, NotADirectoryError):
             is_name = len(path.parts) == 1 and not path.suffix
             hint = "; slim takes paths, not names of distributions" if is_name else ""
             raise OptionError(f"{path}: no such file or folder{hint}") from None
         except OSError as e:
             raise OptionError(f"{path}: cannot be read: {e.strerror}") from e
-    folders = sorted({path.resolve() for path in paths if path.is_dir()})
-    files = [path for path in paths if not path.is_dir()]
-    for inner in (*folders, *(file.resolve() for file in files)):
-        if outer := next((f for f in folders if f in inner.parents), None):
+        if stat.S_ISDIR(status.st_mode):
+            roots[real] = None
+        elif (wanted := roots.setdefault(real.parent, set())) is not None:
+            wanted.add((status.st_dev, status.st_ino))
+    # All of a folder is wanted.
+    for inner in map(Path.resolve, paths):
+        if outer := next((f for f in inner.parents if roots.get(f, ()) is None), None):
             raise OptionError(f"{inner} is in {outer}; give one of them")
-    return folders, files
-
-
-def scan_files(files: Sequence[Path]) -> list[Tree]:
-    """List files, and their other names in the same folder.
-
-    Returns:
-        A tree for each folder that holds some of the files.
-
-    Raises:
-        StoreError: a file is gone, or its folder can't be listed.
-    """
-    by_folder: defaultdict[Path, set[tuple[int, int]]] = defaultdict(set)
-    for file in files:
-        real = file.resolve()
-        with refusing(file, "read"):
-            status = real.stat()
-        by_folder[real.parent].add((status.st_dev, status.st_ino))
-    return [scan_folder(folder, wanted) for folder, wanted in sorted(by_folder.items())]
+    return sorted(roots.items())
 
 
 def scan_folder(folder: Path, wanted: Set[tuple[int, int]] | None = None) -> Tree:
@@ -340,8 +326,8 @@ def scan_folder(folder: Path, wanted: Set[tuple[int, int]] | None = None) -> Tre
         StoreError: it can't be listed.
     """
     root = folder.resolve()
-    tree = Tree(root, partial=wanted is not None)
-    found: dict[tuple[int, int], list[tuple[str, os.stat_result]]] = {}
+    found: dict[tuple[int, int], tuple[os.stat_result, list[str]]] = {}
+    leftovers: list[Path] = []
     sites: set[Path] = set()
     metadata: dict[str, list[str]] = {}
     for name, status in _walk(root, metadata, deep=wanted is None):
@@ -349,16 +335,25 @@ def scan_folder(folder: Path, wanted: Set[tuple[int, int]] | None = None) -> Tre
         # A path for each of a hundred thousand files would take as long as listing them.
         hidden = name.startswith(".", name.rfind("/") + 1)
         if hidden and _TEMPORARY.fullmatch(name[name.rfind("/") + 1 :]):
-            tree.leftovers.append(root / name)
-        elif wanted is None or inode in wanted:
-            found.setdefault(inode, []).append((name, status))
+            leftovers.append(root / name)
+        # The manifest, which is JSON, can't have other names.
+        elif (wanted is None or inode in wanted) and utf8(name) == name:
+            found.setdefault(inode, (status, []))[1].append(name)
         if name.endswith(_METADATA_ENDS) and _METADATA.search(name) is not None:
             sites.add(root.joinpath(name).parents[1])
     above = find_site(root / MANIFEST_NAME, sites), find_prefix(root / MANIFEST_NAME)
     sites.update(filter(None, above))
-    tree.add(found.values())
-    tree.sites = [Site(folder, metadata.get(str(folder))) for folder in sorted(sites)]
-    return tree
+    groups = (
+        FileGroup(tuple(sorted(names)), FileState.of(status), status.st_nlink)
+        for status, names in found.values()
+    )
+    return Tree(
+        root,
+        sorted(groups, key=attrgetter("names")),
+        [Site(folder, metadata.get(str(folder))) for folder in sorted(sites)],
+        leftovers,
+        partial=wanted is not None,
+    )
 
 
 def _walk(

@@ -1,4 +1,4 @@
-"""Rules for each library of a folder: by a lock, not in it, never loaded, kept, ours, running.
+"""Rules for each library of a folder: by a lock, not in it, never loaded, kept, ours, undone.
 
 A library of a lock goes to that lock's recipe, by its digest. For each other one an ordered list of
 rules is asked, and the first answer counts. ``classify`` tells what a recipe makes of a library.
@@ -30,9 +30,14 @@ from pytest_negativa.settings.globs import (
     matches_library,
     normalized,
 )
-from pytest_negativa.slimming.code_files import Package, packages_by_archs, packages_by_lock
+from pytest_negativa.slimming.code_files import (
+    Package,
+    packages_by_archs,
+    packages_by_lock,
+    removed_packages,
+)
 from pytest_negativa.slimming.journal import Journal
-from pytest_negativa.slimming.manifest import may_be_kept
+from pytest_negativa.slimming.manifest import is_reinstalled, may_be_kept
 from pytest_negativa.slimming.recipes import (
     ForOthers,
     Kind,
@@ -50,7 +55,7 @@ from pytest_negativa.slimming.slimmed import (
     find_unlisted,
     kept_original,
 )
-from pytest_negativa.slimming.spares import SpareTarget, is_moved, problem_of
+from pytest_negativa.slimming.spares import SpareTarget, find_spare, is_moved, problem_of
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.tracing.mappings import parse_maps
 
@@ -109,12 +114,12 @@ class Task:
 
     Attributes:
         recipe: what to do.
-        source: the original; with ``is_cut``, the library with a spare that was made of it.
+        source: the original; with ``spare``, the library that was made of it.
         names: the names that will lead to the result, below the folder.
         size: bytes of the original.
         slimmed: the file that is there, if it was slimmed before.
         outside: how many names of the file lie outside of the folder.
-        is_cut: the original is made again from ``source`` and its spare.
+        spare: the original is made again from ``source`` and this file.
     """
 
     recipe: Recipe
@@ -123,7 +128,7 @@ class Task:
     size: int
     slimmed: Slimmed | None = None
     outside: int = 0
-    is_cut: bool = False
+    spare: Path | None = None
 
     @property
     def name(self) -> str:
@@ -162,17 +167,16 @@ def classify(
 def _classify_slimmed(
     tree: Tree, library: Slimmed, recipe: Recipe, *, keeps_original: bool
 ) -> Task | SlimRow:
-    entry, path = library.entry, tree.root / library.results[0]
+    entry = library.entry
     if library.is_whole and entry.recipe == recipe.digest:
         lacks = keeps_original and entry.spare is None and not may_be_kept(entry)
-        row = _already(path, library, recipe)
+        row = _already(tree, library, recipe)
         return msgspec.structs.replace(row, notes=(_NOT_KEPT,)) if lacks else row
     loses_spare = entry.spare is not None and recipe.spare is None and not keeps_original
     try:
-        task = task_of(tree, library, recipe)
         if loses_spare and recipe.kind is not Kind.WHOLE:
             raise ReconstructError(_HAS_SPARE)
-        return task
+        return task_of(tree, library, recipe)
     except NegativaError as e:
         # If GPU code is gone, some of it may be what the recipe keeps.
         keeps_none = recipe.kind in (Kind.STRIP, Kind.NEVER_LOADED)
@@ -192,15 +196,16 @@ def task_of(tree: Tree, library: Slimmed, recipe: Recipe) -> Task:
         raise ReconstructError(Fate.UNREADABLE.value)
     found = [tree.root / name for name in library.originals[:1]]
     source = found[0] if found else kept_original(tree.root, entry)
-    is_cut = source is None
-    return Task(
-        recipe, source or tree.root / names[0], names, entry.original_size, library, is_cut=is_cut
-    )
+    here = tree.root / names[0]
+    spare = find_spare(here, tree.note(names[0])) if source is None else None
+    return Task(recipe, source or here, names, entry.original_size, library, spare=spare)
 
 
-def _already(path: Path, library: Slimmed, recipe: Recipe) -> SlimRow:
+def _already(tree: Tree, library: Slimmed, recipe: Recipe) -> SlimRow:
     entry, why = library.entry, recipe.why(has_gpu_code=library.entry.gpu_code_removed > 0)
-    problem = None if entry.spare is None else problem_of(path, thorough=False)
+    name, problem = library.results[0], None
+    if entry.spare is not None:
+        problem = problem_of(tree.root / name, tree.note(name), thorough=False)
     status, detail = problem or (SlimStatus.ALREADY, why)
     return SlimRow(
         path=library.key,
@@ -249,7 +254,7 @@ class WorkList:
         known = list(find_slimmed(tree, manifest, by_digest=by_digest))
         self.slimmed = [*(one for one in known if one.results), *unlisted]
         self.away = [one for one in known if not one.results]
-        self.past = {one.key: one.entry for one in known if one.is_past}
+        self.past = [one for one in known if one.is_past]
         self._taken: set[str] = set()
         self.unread: set[int] = set()
         self.slimmed_by_name = {name: one for one in reversed(self.slimmed) for name in one.names}
@@ -481,7 +486,7 @@ class _Others:
         if spare is not None and sha256 in spare.traced:
             return self._pages
         is_slimmed = self._moves is not None and isinstance(library, Slimmed)
-        if is_slimmed and is_moved(self._tree.root / library.names[0]):
+        if is_slimmed and is_moved(self._tree.note(library.names[0])):
             return keep_whole(_NOT_MOVED)
         takes_cpu_code = is_unknown and spare is not None and spare.loaded is not None
         if is_kept and (takes_cpu_code or self._tree.has_gpu_code(group)):
@@ -570,3 +575,54 @@ def _unmet(library: LockedLibrary, folders: Sequence[WorkList]) -> SlimRow:
             return SlimRow.unchanged(name, SlimStatus.DIFFERENT, group.size, detail)
     detail = f"it is not here{wanted}; install it, or lock a run that doesn't load it"
     return SlimRow.unchanged(library.path, SlimStatus.MISSING, library.size, detail)
+
+
+# ---- Undo ----
+
+
+def find_originals(journal: Journal, options: SlimOptions) -> WorkList:
+    """The work in a folder to put its originals back."""
+    tree = journal.tree
+    tree.hashed = {entry.size for entry in journal.manifest.slimmed.values()}
+    tree.digests((group for group in tree.groups if group.size in tree.hashed), options.jobs)
+    work = WorkList(journal, options, by_digest=True)
+    for slimmed in (*work.slimmed, *work.away):
+        row = None if slimmed.results else _row_away(tree, slimmed, options)
+        if row is not None:
+            work.rows.append(row)
+            continue
+        try:
+            work.tasks.append(task_of(tree, slimmed, keep_whole()))
+        except NegativaError as e:
+            work.add_unchanged(slimmed.key, SlimStatus.FAILED, slimmed.entry.size, str(e))
+    for group, problem in work.lost.items():
+        work.add_unchanged(group.name, SlimStatus.FAILED, group.size, problem)
+    work.packages += removed_packages(tree, journal.manifest).values()
+    return work
+
+
+def _row_away(tree: Tree, slimmed: Slimmed, options: SlimOptions) -> SlimRow | None:
+    """The row of a library that is away; None: its original comes back."""
+    entry, after = slimmed.entry, 0
+    status, detail = SlimStatus.LEFT, _why_gone(tree, slimmed)
+    if slimmed.originals:
+        status = SlimStatus.WOULD_UNDO if options.dry_run else SlimStatus.UNDONE
+        detail, after = "it was back already", entry.original_size
+    elif slimmed.another is not None:
+        detail, after = slimmed.another.value, entry.size
+    if detail is None:
+        return None
+    return SlimRow(path=slimmed.key, status=status, before=entry.size, after=after, detail=detail)
+
+
+def _why_gone(tree: Tree, slimmed: Slimmed) -> str | None:
+    """The reason to leave a deleted library away; None: its package is there."""
+    entry = slimmed.entry
+    if Fate.UNINSTALLED in slimmed.fates.values():
+        return Fate.UNINSTALLED.value
+    if any(is_reinstalled(entry, tree.records(name)) for name in entry.names):
+        return "it is no longer there, and RECORD has the digest of another file"
+    places = [tree.root / name for name in entry.names]
+    ours = all(one.parent.is_dir() and one.parent.resolve() == one.parent for one in places)
+    is_back = not ours or any(map(os.path.lexists, places)) or entry.original is None
+    return Fate.GONE.value if is_back else None

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError, StoreError, refusing
+from pytest_negativa.errors import NegativaError, ReconstructError, StoreError, refusing
 
 
 @contextlib.contextmanager
@@ -66,3 +67,30 @@ def find_holders(descriptor: int) -> tuple[int, ...]:
             if words[1:2] == ["FLOCK"] and words[5].rpartition(":")[2] == inode:
                 found.add(int(words[4]))
     return tuple(sorted(pid for pid in found if pid > 0))
+
+
+@contextlib.contextmanager
+def held(folder: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold a folder itself, so that no lock file is left behind; say for whom this waits.
+
+    On a file system without locks, such as some network file systems, there is no protection.
+
+    Args:
+        folder: the folder.
+        shared: other processes may hold it so, too.
+
+    Raises:
+        ReconstructError: it can't be opened.
+    """
+    with open_to_lock(folder, os.O_RDONLY | os.O_DIRECTORY, ReconstructError) as descriptor:
+        with contextlib.suppress(OSError):
+            if not lock(descriptor, shared=shared, wait=False):
+                # It may be the script that runs this command ("flock DIR negativa slim ...").
+                pids = ", ".join(map(str, find_holders(descriptor)))
+                sys.stderr.write(
+                    f"negativa: waiting for a process that has locked {folder}"
+                    f"{f' (process {pids})' if pids else ''}\n"
+                )
+                sys.stderr.flush()
+                lock(descriptor, shared=shared)
+        yield

@@ -20,8 +20,7 @@ from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.planning.decide import plan_for_devices
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
-from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from tests.support.sites import digests, verdict_of, wrong_files
 
 pytestmark = pytest.mark.real_libs

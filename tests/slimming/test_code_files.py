@@ -32,10 +32,9 @@ from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error
 from pytest_negativa.slimming.package import NOTICE, slim_package
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan
-from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.verifying.used_originals import judge_files
 from tests.support.builders import (
     CubinSpec,

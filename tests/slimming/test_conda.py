@@ -13,9 +13,8 @@ from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.tree import scan_folder
-from pytest_negativa.slimming.undo import undo_trees
 from tests.support.made_site import ONE, Made
 
 SITE = "lib/python3.12/site-packages"

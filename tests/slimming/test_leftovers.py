@@ -13,9 +13,8 @@ from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan
-from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import Made
 from tests.support.sites import digests

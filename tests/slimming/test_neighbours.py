@@ -14,9 +14,8 @@ from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.tree import scan
-from pytest_negativa.slimming.undo import undo_trees
 from tests.support.made_site import ONE, Made
 from tests.support.sites import digests, planned_of, verdict_of
 

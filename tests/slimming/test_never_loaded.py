@@ -24,9 +24,8 @@ from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.tree import scan
-from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.storage.records import write_record
 from tests.support.compacting import needs_compiler, read

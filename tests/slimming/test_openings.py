@@ -42,7 +42,7 @@ def count(event, args):
     elif event in ("os.scandir", "os.listdir"):
         listed[str(args[0])] += 1
 sys.addaudithook(count)
-sys.argv = ["negativa", "slim", *options, "--yes", root]
+sys.argv = ["negativa", "slim", *options, root]
 try:
     main()
 finally:
@@ -57,7 +57,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def slim(site: Path, log: Path, *options: str) -> list[dict[str, Any]]:
-    """Slim a site; counts by path below it: of openings of its files, and of its listings."""
+    """Slim, check or undo; counts by path below the site: of openings of files, of listings."""
     command = [sys.executable, "-c", _COUNTING, str(site), str(log), *options]
     subprocess.run(command, check=True, capture_output=True, cwd=log.parent)
     return [
@@ -109,10 +109,20 @@ def test_openings_for_facts_work_and_check_and_one_listing(
     trace(folder, tmp_path / "cpu.json")
     save_lock(site.lock, tmp_path / "both.lock")
     save_lock(lock_of(folder / ONE), tmp_path / "one.lock")
-    opened, listed = slim(folder, tmp_path / "log.json", *options)
+    opened, listed = slim(folder, tmp_path / "log.json", *options, "--yes")
     assert {name: opened[name] for name in slimmed} == dict.fromkeys(slimmed, 3)
     assert {opened[name] for name in {ONE, TWO, PAGES, HOST}.difference(slimmed)} == {1}
     assert listed[str(folder)] == listed["gpu/lib"] == 1
+
+
+def test_openings_of_slimmed_libraries(site: Made, tmp_path: Path) -> None:
+    """For facts, which have the digest if it is asked for; then for the work, or the check."""
+    folder = site.folder.resolve()
+    again = [*ARCH, *SPARE, "--yes"]
+    slim(folder, tmp_path / "log.json", *again)
+    for options, most in ((again, 1), (["check"], 2), (["undo", "--yes"], 2)):
+        opened, _ = slim(folder, tmp_path / "log.json", *options)
+        assert {opened[ONE], opened[TWO]} == {most}, options
 
 
 @pytest.mark.slow

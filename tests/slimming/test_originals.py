@@ -22,11 +22,10 @@ from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming import atomic_replacement as replacing
 from pytest_negativa.slimming import slim as engine
 from pytest_negativa.slimming.atomic_replacement import TakenError, copy_file, keep_original, take
-from pytest_negativa.slimming.folder_locks import hold
+from pytest_negativa.slimming.journal import hold
 from pytest_negativa.slimming.manifest import load_manifest, save_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
-from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.storage.atomic import copy_metadata
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault

@@ -20,10 +20,9 @@ from pytest_negativa.slimming import spares
 from pytest_negativa.slimming.atomic_replacement import copy_file, keep_original
 from pytest_negativa.slimming.package import slim_package
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.spares import SpareTarget, hold_alone, hold_folder
 from pytest_negativa.slimming.tree import MANIFEST_NAME
-from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage import shared_folders
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.shared_folders import ALONE, refuse_shared, set_mode

@@ -17,10 +17,9 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.spares import SpareTarget, find_spare, owners_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
-from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import build, gpu_code, needs_compiler
 from tests.support.cutting import needs_stub
 from tests.support.libraries import NEGATIVA

@@ -37,10 +37,9 @@ from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan
-from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.note import why_no_stub
 from tests.support.builders import ElementSpec, build_region
 from tests.support.compacting import SHAPES, build, content, image, needs_compiler, read, run_loaded

@@ -35,7 +35,7 @@ from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest, save_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.spares import (
     SpareTarget,
     find_spare,
@@ -44,7 +44,6 @@ from pytest_negativa.slimming.spares import (
     problem_of,
 )
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, scan
-from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import MAX_COPIED, trailer_offset
 from tests.support.compacting import needs_compiler

@@ -13,8 +13,7 @@ from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming import slim as engine
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
-from pytest_negativa.slimming.slim import Slimmer, slim_trees
-from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.slimming.slim import Slimmer, slim_trees, undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.made_site import ONE, TWO, Made

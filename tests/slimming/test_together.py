@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import ReconstructError
-from pytest_negativa.slimming.folder_locks import hold, hold_metadata
+from pytest_negativa.slimming.journal import hold, hold_metadata
 from pytest_negativa.slimming.request import SlimOptions
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import ONE, TWO, Made
@@ -26,7 +26,7 @@ FAST = SlimOptions()
 HOLDING = """
 import sys
 from pathlib import Path
-from pytest_negativa.slimming.folder_locks import hold
+from pytest_negativa.slimming.journal import hold
 
 with hold(Path(sys.argv[1])):
     print("held", flush=True)

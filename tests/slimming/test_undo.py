@@ -21,10 +21,9 @@ from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest, save_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME, STAGED_SUFFIX, scan
-from pytest_negativa.slimming.undo import undo_trees
 from tests.support.compacting import needs_compiler
 from tests.support.made_site import HOST, ONE, TWO, Made
 from tests.support.sites import digest_field, digests, snapshot, wrong_files
@@ -230,9 +229,9 @@ def test_killed_while_an_original_is_written(slimmed: tuple[Made, dict[str, str]
     code = f"""
 import os, signal
 from pathlib import Path
-from pytest_negativa.slimming import atomic_replacement, undo
+from pytest_negativa.slimming import atomic_replacement, slim
 atomic_replacement.write_layout = lambda *arguments: os.kill(os.getpid(), signal.SIGKILL)
-undo.undo_trees((Path({str(site.folder)!r}),))
+slim.undo_trees((Path({str(site.folder)!r}),))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr

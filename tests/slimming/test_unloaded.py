@@ -23,10 +23,9 @@ from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import scan
-from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.slimming.worklist import runs_below
 from pytest_negativa.spare.misses import Misses
 from pytest_negativa.storage.lockfile import save_lock

@@ -24,10 +24,9 @@ from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
-from pytest_negativa.slimming.slim import slim_trees
+from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan
-from pytest_negativa.slimming.undo import undo_trees
 from pytest_negativa.storage.shared_folders import ALONE
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault

@@ -93,13 +93,13 @@ class TestSlimmedBefore:
         task = classify(tree, slimmed, ARCHS)
         assert task == Task(ARCHS, tree.root / NAMES[1], NAMES, 8, slimmed)
 
-    def test_a_spare_gives_it_if_it_is_not_lost(self, tree: Tree) -> None:
+    def test_a_spare_that_would_be_lost_or_is_away_gives_none(self, tree: Tree) -> None:
         slimmed = self.slimmed(BEFORE, spare="/spares/a.spare")
         row = classify(tree, slimmed, ARCHS)
         assert isinstance(row, SlimRow) and row.status is SlimStatus.FAILED
-        task = classify(tree, slimmed, ARCHS, keeps_original=True)
-        path = tree.root / NAMES[0]
-        assert task == Task(ARCHS, path, NAMES[:1], 8, slimmed, is_cut=True)
+        assert "would go with its original" in str(row.detail)
+        kept = classify(tree, slimmed, ARCHS, keeps_original=True)
+        assert isinstance(kept, SlimRow) and "is no library with a spare" in str(kept.detail)
 
     @pytest.mark.parametrize(
         ("removed", "recipe", "status"),

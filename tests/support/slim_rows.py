@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.slimming.undo import undo_trees
+from pytest_negativa.slimming.slim import undo_trees
 from tests.support.made_site import Made
 
 

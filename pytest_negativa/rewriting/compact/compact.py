@@ -156,7 +156,11 @@ def design_compaction(
         layout = builder.build()
     except ValueError as e:
         raise CannotCompactError(source.path, f"{disagree}: {e}") from e
-    return Design(layout, pages.holes, tuple(_notes(pages, options)))
+    note = (
+        f"{format_bytes(pages.given_up)} of unused GPU code are zeros in the file instead of "
+        f"gone: more holes would need more than {options.max_headers:,} program headers"
+    )
+    return Design(layout, pages.holes, (note,) if pages.given_up else ())
 
 
 def _moved(change: Change, pages: PageMap) -> Iterator[Change]:
@@ -172,14 +176,6 @@ def _moved(change: Change, pages: PageMap) -> Iterator[Change]:
         if start < end:
             yield change.moved(start, end, pages.offset_of(start))
         position = end
-
-
-def _notes(pages: PageMap, options: CompactOptions) -> Iterator[str]:
-    if pages.given_up:
-        yield (
-            f"{format_bytes(pages.given_up)} of unused GPU code are zeros in the file instead of "
-            f"gone: more holes would need more than {options.max_headers:,} program headers"
-        )
 
 
 def _zeros_of(edits: Edits) -> Iterator[Range]:
@@ -293,8 +289,10 @@ def write_design(
         lost = copy_metadata(source.fileno(), new.fd) if takes_place else ()
         if folder is not None and new_spare is not None:
             with refusing(folder, "written", ReconstructError):
-                new_spare.publish(durable=True)
-        new.publish(durable=spare is not None)
+                os.fsync(new_spare.fd)
+                new_spare.publish()
+        # Who gives the files their places forces the names to disk.
+        new.publish()
     return Smaller(
         library=target,
         size_before=source.size,

@@ -70,8 +70,10 @@ class OriginalSource(ByteSource):
 
     Args:
         library, spare: the pair, open for as long as this is read.
+        note: of the library, if it was read before.
 
     Attributes:
+        spare: see above.
         note: that of the library.
 
     Raises:
@@ -79,11 +81,11 @@ class OriginalSource(ByteSource):
         ReconstructError: the library has no spare.
     """
 
-    def __init__(self, library: ByteSource, spare: ByteSource) -> None:
-        if (note := read_note(library)) is None:
+    def __init__(self, library: ByteSource, spare: ByteSource, note: Note | None = None) -> None:
+        if (note := note or read_note(library)) is None:
             raise ReconstructError(f"{library.path}: is no library with a spare")
         self.note = note
-        self._library, self._spare = library, spare
+        self._library, self.spare = library, spare
         self._kept = read_trailer(spare, note).kept
         self.path, self.size = library.path, note.original_size
         self.mtime_ns, self.state = library.mtime_ns, library.state
@@ -95,42 +97,41 @@ class OriginalSource(ByteSource):
         first = bisect.bisect_right(self._kept, offset, key=attrgetter("end"))
         for kept in itertools.islice(self._kept, first, None):
             if offset < (stop := min(kept.start, end)):
-                parts.append(self._spare.read(offset, stop - offset))
+                parts.append(self.spare.read(offset, stop - offset))
                 offset = stop
             if offset >= (stop := min(kept.end, end)):
                 break
             parts.append(self._library.read(kept.target + offset - kept.start, stop - offset))
             offset = stop
-        return b"".join([*parts, self._spare.read(offset, end - offset)])
+        return b"".join([*parts, self.spare.read(offset, end - offset)])
 
     def is_unchanged(self) -> bool:
         """See ``ByteSource.is_unchanged``; of both."""
-        return self._library.is_unchanged() and self._spare.is_unchanged()
+        return self._library.is_unchanged() and self.spare.is_unchanged()
 
     def close(self) -> None:
         """Nothing of its own is open."""
 
 
-def check_pair(library: Path, spare: Path) -> None:
-    """Check that a library and its spare give the original back.
+def check_pair(library: Path, spare: Path, note: Note | None = None) -> None:
+    """Check that a library and its spare give the original back; ``note`` if it was read before.
 
     Raises:
         FormatError: a file can't be read.
         ReconstructError: they don't.
     """
     with ByteSource(library) as cut, ByteSource(spare) as kept:
-        for _ in _rebuilt(cut, kept):
+        for _ in _rebuilt(OriginalSource(cut, kept, note)):
             pass
 
 
-def _rebuilt(cut: ByteSource, spare: ByteSource) -> Iterator[bytes]:
+def _rebuilt(original: OriginalSource) -> Iterator[bytes]:
     """The bytes of the original; the digest is compared behind the last.
 
     Raises:
         FormatError: a file can't be read.
-        ReconstructError: the files are no pair, or are damaged.
+        ReconstructError: the files are damaged.
     """
-    original = OriginalSource(cut, spare)
     digest = hashlib.sha256()
     for position in range(0, original.size, _STEP):
         data = original.read(position, min(_STEP, original.size - position))
@@ -138,12 +139,12 @@ def _rebuilt(cut: ByteSource, spare: ByteSource) -> Iterator[bytes]:
         yield data
     if digest.digest() != original.note.original:
         raise ReconstructError(
-            f"{cut.path}: with its spare {spare.path} it does not give the original back: one of "
-            "the two is damaged; install the original again"
+            f"{original.path}: with its spare {original.spare.path} it does not give the original "
+            "back: one of the two is damaged; install the original again"
         )
 
 
-def rebuild_original(library: Path, spare: Path, target: Path, mtime_ns: int | None = None) -> None:
+def rebuild_original(library: Path, spare: Path, target: Path, mtime_ns: int | None = None) -> str:
     """Write the original of a cut library; it gets its name when its digest is right.
 
     Args:
@@ -151,6 +152,9 @@ def rebuild_original(library: Path, spare: Path, target: Path, mtime_ns: int | N
         target: the original, with the library's owner, mode, attributes and times; it may be
             ``library``.
         mtime_ns: the modification time that it gets instead, in ns since the epoch.
+
+    Returns:
+        The digest, in hex.
 
     Raises:
         FormatError: a file can't be read.
@@ -162,9 +166,11 @@ def rebuild_original(library: Path, spare: Path, target: Path, mtime_ns: int | N
         ByteSource(spare) as kept,
         NewFile(target) as new,
     ):
+        original = OriginalSource(cut, kept)
         with os.fdopen(os.dup(new.fd), "wb") as file:
-            file.writelines(_rebuilt(cut, kept))
+            file.writelines(_rebuilt(original))
         copy_metadata(cut.fileno(), new.fd)
         if mtime_ns is not None:
             set_mtime(new.fd, mtime_ns)
-        new.publish(durable=True)
+        new.publish()
+        return original.note.original.hex()
