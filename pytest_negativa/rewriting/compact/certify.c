@@ -462,23 +462,6 @@ static bool is_called(size_t index, const char *prefix, const char *name) {
     return !strncmp(text, prefix, strlen(prefix)) && !strcmp(text + strlen(prefix), name);
 }
 
-/* A section that is never loaded: it is there, or holds symbols or debug information. */
-static void check_unloaded(size_t i, const Elf64_Shdr *was, const Elf64_Shdr *now) {
-    const char *name = section_name(&original, i);
-    bool has_bytes = was->sh_type != SHT_NULL && was->sh_type != SHT_NOBITS;
-    Elf64_Shdr wanted = *was;
-    wanted.sh_name = now->sh_name, wanted.sh_offset = now->sh_offset;
-    if (now->sh_type == SHT_NULL && was->sh_type != SHT_NULL &&
-        (!strcmp(name, ".symtab") || !strcmp(name, ".strtab") || !strncmp(name, ".debug", 6)))
-        return;
-    if (memcmp(now, &wanted, sizeof wanted) != 0 || !is_called(i, "", name) ||
-        (has_bytes && (!within(was->sh_offset, was->sh_size, original.file.size) ||
-                       !within(now->sh_offset, now->sh_size, slim.file.size) ||
-                       memcmp(original.file.data + was->sh_offset, slim.file.data + now->sh_offset,
-                              was->sh_size) != 0)))
-        fail("section %zu, %s, is gone or another one", i, name);
-}
-
 /* Where the next bytes of a section lie from an address on; its end: nowhere. */
 static uint64_t next_piece(const Elf64_Shdr *section, uint64_t start) {
     uint64_t end = section->sh_addr + section->sh_size;
@@ -490,22 +473,34 @@ static uint64_t next_piece(const Elf64_Shdr *section, uint64_t start) {
     return end;
 }
 
-/* A loaded section: its bytes; or none, a place behind the file, so that no symbol names other
- * code, and its pieces, from number `next` on. Tools find GPU code by the name of its section.
- * Returns the number behind its pieces. */
-static size_t check_loaded(size_t i, const Elf64_Shdr *was, const Elf64_Shdr *now, size_t next) {
+/* A section: its bytes; or none, a place behind the file, so that no symbol names other code, and
+ * its pieces, from number `next` on. Tools find GPU code by the name of its section. Returns the
+ * number behind its pieces. */
+static size_t check_section(size_t i, const Elf64_Shdr *was, const Elf64_Shdr *now, size_t next) {
     const char *name = section_name(&original, i);
     uint64_t place, size, end = was->sh_addr + was->sh_size;
-    bool is_whole = true, has_bytes = was->sh_type != SHT_NOBITS && was->sh_size;
+    bool has_bytes = was->sh_size && was->sh_type != SHT_NOBITS && was->sh_type != SHT_NULL,
+         is_whole = true, is_placed;
     Elf64_Shdr wanted = *was;
-    if (has_moved(was, &place, &size))
-        wanted.sh_addr = place, wanted.sh_size = size;
-    else if (has_bytes && now->sh_type == SHT_NOBITS)
-        wanted.sh_type = SHT_NOBITS, has_bytes = is_whole = false;
+    if (was->sh_flags & SHF_ALLOC) {
+        if (has_moved(was, &place, &size))
+            wanted.sh_addr = place, wanted.sh_size = size;
+        else if (has_bytes && now->sh_type == SHT_NOBITS)
+            wanted.sh_type = SHT_NOBITS, has_bytes = is_whole = false;
+        is_placed = has_bytes ? gets_bytes(&slim, now->sh_addr, now->sh_offset, now->sh_size)
+                              : !was->sh_size || was->sh_flags & SHF_TLS ||
+                                    now->sh_offset >= slim.file.size;
+    } else {
+        if (now->sh_type == SHT_NULL &&
+            (!strcmp(name, ".symtab") || !strcmp(name, ".strtab") || !strncmp(name, ".debug", 6)))
+            return next; /* symbols and debug information may go */
+        is_placed = !has_bytes || (within(was->sh_offset, was->sh_size, original.file.size) &&
+                                   within(now->sh_offset, was->sh_size, slim.file.size) &&
+                                   !memcmp(original.file.data + was->sh_offset,
+                                           slim.file.data + now->sh_offset, was->sh_size));
+    }
+    if (!is_placed) fail("section %zu, %s, has other bytes in the file", i, name);
     wanted.sh_name = now->sh_name, wanted.sh_offset = now->sh_offset;
-    if (has_bytes ? !gets_bytes(&slim, now->sh_addr, now->sh_offset, now->sh_size)
-                  : was->sh_size && !(was->sh_flags & SHF_TLS) && now->sh_offset < slim.file.size)
-        fail("section %zu, %s, has another place in the file than in memory", i, name);
     place = is_whole ? end : next_piece(was, was->sh_addr);
     if (memcmp(now, &wanted, sizeof wanted) != 0 ||
         !is_called(i, place < end ? ".whole" : "", name))
@@ -526,13 +521,9 @@ static size_t check_loaded(size_t i, const Elf64_Shdr *was, const Elf64_Shdr *no
 static void check_sections(void) {
     size_t next = original.section_count;
     if (slim.section_count < next) fail("it has fewer sections");
-    for (size_t i = 0; i < original.section_count; i++) {
-        const Elf64_Shdr *was = &original.sections[i], *now = &slim.sections[i];
-        if (was->sh_flags & SHF_ALLOC)
-            next = check_loaded(i, was, now, next);
-        else if (i != original.header.e_shstrndx)
-            check_unloaded(i, was, now);
-    }
+    for (size_t i = 0; i < original.section_count; i++)
+        if (original.sections[i].sh_flags & SHF_ALLOC || i != original.header.e_shstrndx)
+            next = check_section(i, &original.sections[i], &slim.sections[i], next);
     for (; next < slim.section_count; next++)
         if (slim.sections[next].sh_flags & SHF_ALLOC ||
             !(is_called(next, "", ".negativa") || next == slim.header.e_shstrndx))
