@@ -19,11 +19,10 @@ static void note_protection(uintptr_t start, size_t size, int protection) {
         if (is_armed(library)) library->record->flags |= UNWATCHED;
         for (size_t j = 0; j < library->range_count && !is_armed(library); j++) {
             const Range *range = &library->ranges[j];
-            uintptr_t from = start > range->start ? start & ~(uintptr_t)(PAGE - 1) : range->start;
-            uintptr_t to =
-                end < range->end ? (end + PAGE - 1) & ~(uintptr_t)(PAGE - 1) : range->end;
+            uintptr_t from = start, to = end;
+            if (!clip(range, &from, &to)) continue;
             touch(library, range, from, to);
-            if (atomic_load(&library->guarded) && from < to) show(library, range, from, to);
+            if (atomic_load(&library->guarded)) show(library, range, from, to);
         }
     }
 }
@@ -83,9 +82,9 @@ static void read_pages(uintptr_t start, size_t size) {
     const Library *library;
     for (size_t i = 0; (library = next_watched(&i, start, end)) != NULL;) {
         for (size_t j = 0; j < library->range_count; j++) {
-            const Range *range = &library->ranges[j];
-            uintptr_t from = start > range->start ? start & ~(uintptr_t)(PAGE - 1) : range->start;
-            for (; range->protection & PROT_READ && from < end && from < range->end; from += PAGE)
+            uintptr_t from = start, to = end;
+            bool may_read = library->ranges[j].protection & PROT_READ;
+            for (clip(&library->ranges[j], &from, &to); may_read && from < to; from += PAGE)
                 (void)*(const volatile char *)from;
         }
     }
