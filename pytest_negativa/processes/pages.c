@@ -159,8 +159,6 @@ EXPORT unsigned int la_version(unsigned int version) {
     return version < LAV_CURRENT ? version : LAV_CURRENT;
 }
 
-#define WRAP(libc, table) faults_wrap(libc, table, sizeof(table) / sizeof *(table))
-
 enum { PROGRAM = 1 }; /* a cookie; a library's is its address */
 
 EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
@@ -172,8 +170,7 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
     begun |= *cookie == PROGRAM;
     if (!begun || !is_library(map) || is_named(map->l_name, "ld-linux")) return 0;
     if (is_named(map->l_name, "libc.so.")) {
-        disabled =
-            !WRAP(map, faults_wrappers) || !WRAP(map, wrappers) || !WRAP(map, process_wrappers);
+        disabled = !wrap_libc(map);
         for (size_t i = 0; disabled && i < atomic_load(&library_count); i++)
             if (atomic_load(&library_at(i)->watched)) give_up(library_at(i));
         return 0;

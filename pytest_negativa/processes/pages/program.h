@@ -28,8 +28,8 @@ static void note_protection(uintptr_t start, size_t size, int protection) {
 }
 
 /* An int leaves the upper half of its register as it was. */
-FAULTS_FORWARD(mprotect, note_protection(a, b, (int)c))
-FAULTS_FORWARD(pkey_mprotect, note_protection(a, b, (int)c))
+FORWARD(mprotect, note_protection(a, b, (int)c))
+FORWARD(pkey_mprotect, note_protection(a, b, (int)c))
 
 /* A seccomp filter may forbid to remove guards, as Chromium's does. It allows mprotect, or no code
  * could be loaded. But it may forbid to make memory executable that was not, as PR_SET_MDWE does.
@@ -52,7 +52,7 @@ static void before_prctl(int option) {
     unlock();
 }
 
-FAULTS_FORWARD(prctl, before_prctl((int)a))
+FORWARD(prctl, before_prctl((int)a))
 
 /* The protection of sealed memory stays as it is; guards can be removed all the same. */
 static void before_seal(uintptr_t start, size_t size) {
@@ -66,7 +66,7 @@ static void before_seal(uintptr_t start, size_t size) {
     unlock();
 }
 
-FAULTS_FORWARD(mseal, before_seal(a, b))
+FORWARD(mseal, before_seal(a, b))
 
 /* libc has no mseal of its own before 2.43. */
 static long (*real_syscall)(long, WORDS);
@@ -75,6 +75,8 @@ static long our_syscall(long number, WORDS) {
     if (number == SYS_MSEAL) before_seal(a, b);
     return real_syscall(number, a, b, c, d, e, f);
 }
+
+WRAP(syscall)
 
 /* A system call that reads a page makes no signal, and fails: the page is touched before. */
 static void read_pages(uintptr_t start, size_t size) {
@@ -96,17 +98,11 @@ static void read_parts(Word start, int count) {
         read_pages((uintptr_t)part->iov_base, part->iov_len);
 }
 
-FAULTS_FORWARD(write, read_pages(b, c))
-FAULTS_FORWARD(pwrite, read_pages(b, c))
-FAULTS_FORWARD(writev, read_parts(b, (int)c))
-FAULTS_FORWARD(send, read_pages(b, c))
-FAULTS_FORWARD(sendto, read_pages(b, c))
-FAULTS_FORWARD(fwrite, read_pages(a, b *c))
-
-static const FaultsWrapper wrappers[] = {
-    FAULTS_WRAPPER(write),          FAULTS_ALIAS(__write, write),  FAULTS_WRAPPER(pwrite),
-    FAULTS_ALIAS(pwrite64, pwrite), FAULTS_WRAPPER(writev),        FAULTS_WRAPPER(send),
-    FAULTS_WRAPPER(sendto),         FAULTS_WRAPPER(fwrite),        FAULTS_WRAPPER(prctl),
-    FAULTS_WRAPPER(mprotect),       FAULTS_WRAPPER(pkey_mprotect), FAULTS_WRAPPER(syscall),
-    FAULTS_WRAPPER(mseal),
-};
+FORWARD(write, read_pages(b, c))
+ALIAS(__write, write)
+FORWARD(pwrite, read_pages(b, c))
+ALIAS(pwrite64, pwrite)
+FORWARD(writev, read_parts(b, (int)c))
+FORWARD(send, read_pages(b, c))
+FORWARD(sendto, read_pages(b, c))
+FORWARD(fwrite, read_pages(a, b *c))
