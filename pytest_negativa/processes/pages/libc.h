@@ -21,7 +21,7 @@ typedef struct {
 } Wrapper;
 
 /* All rows, whichever header has them: the linker puts them into one section. */
-extern const Wrapper __start_wrappers[], __stop_wrappers[];
+extern const Wrapper __attribute__((visibility("hidden"))) __start_wrappers[], __stop_wrappers[];
 
 /* The program gets our_NAME in the place of a function. With an alignment of its own, a row has no
  * padding behind it. */
