@@ -1,4 +1,4 @@
-/* The libraries that the process has mapped, as records (recorder.py). */
+/* The libraries that the process has mapped, as records (libraries.py). */
 #pragma once
 
 #include "mappings.h"
