@@ -350,7 +350,7 @@ static void check_load(const Elf64_Phdr *before, const Elf64_Phdr *now) {
     if (now->p_memsz > before->p_memsz - delta || now->p_filesz > file ||
         (delta && place % page_size()))
         fail("PT_LOAD at %#" PRIx64 " has other bounds than the original allows", place);
-    for (size_t i = 0; i < original.section_count; i++) {
+    for (size_t i = 0; now->p_flags != before->p_flags && i < original.section_count; i++) {
         const Elf64_Shdr *code = &original.sections[i];
         has_code |= code->sh_flags & SHF_ALLOC && code->sh_flags & SHF_EXECINSTR && code->sh_size &&
                     code->sh_addr < place + now->p_filesz && place < code->sh_addr + code->sh_size;
