@@ -106,6 +106,7 @@ static Library *watch_all(const struct link_map *map) {
     static char path[PATH_MAX];
     /* Who opens an original while the tests run on the copies is not proved. */
     const ArmedRow *row = armed.data == NULL ? NULL : find_row(map);
+    const Note *note = row != NULL && row->path > sizeof *row ? (const Note *)(row + 1) : NULL;
     const char *name = row == NULL ? map->l_name : (const char *)row + row->path;
     Mapping mapping;
     bool found = realpath(name, path) != NULL;
@@ -119,7 +120,8 @@ static Library *watch_all(const struct link_map *map) {
     int fd = needed && found ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
     bool is_read = fd >= 0 && !relocates_code(map) && read_headers(fd, map);
     Library *code = only_gpu ? NULL : watch(map, fd, path, is_read, LIBRARY);
-    Library *gpu = armed.data == NULL ? watch(map, fd, path, is_read, GPU_CODE) : watch_holes(map);
+    Library *gpu =
+        armed.data == NULL ? watch(map, fd, path, is_read, GPU_CODE) : watch_holes(map, note);
     if (fd >= 0) close_file(fd);
     return code != NULL ? code : gpu;
 }
@@ -157,8 +159,6 @@ EXPORT unsigned int la_version(unsigned int version) {
     return version < LAV_CURRENT ? version : LAV_CURRENT;
 }
 
-#define WRAP(libc, table) faults_wrap(libc, table, sizeof(table) / sizeof *(table))
-
 enum { PROGRAM = 1 }; /* a cookie; a library's is its address */
 
 EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t *cookie) {
@@ -170,8 +170,7 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
     begun |= *cookie == PROGRAM;
     if (!begun || !is_library(map) || is_named(map->l_name, "ld-linux")) return 0;
     if (is_named(map->l_name, "libc.so.")) {
-        disabled =
-            !WRAP(map, faults_wrappers) || !WRAP(map, wrappers) || !WRAP(map, process_wrappers);
+        disabled = !wrap_libc(map);
         for (size_t i = 0; disabled && i < atomic_load(&library_count); i++)
             if (atomic_load(&library_at(i)->watched)) give_up(library_at(i));
         return 0;
@@ -180,7 +179,7 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
         note_lost("libc's functions for signals can't be replaced.");
     } else {
         lock();
-        *cookie = (uintptr_t)(only_holes ? watch_holes(map) : watch_all(map));
+        *cookie = (uintptr_t)(only_holes ? watch_holes(map, find_note(map)) : watch_all(map));
         unlock();
     }
     return 0; /* no symbol binding is audited: calls stay as fast as they are */

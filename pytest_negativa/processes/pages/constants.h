@@ -97,9 +97,8 @@ static int our_execv(Word path, Word arguments) {
     return after_exec(real_execv(path, arguments));
 }
 
-FAULTS_FORWARD(_exit, note_all_constants())
-
-static const FaultsWrapper process_wrappers[] = {
-    FAULTS_WRAPPER(fork),  FAULTS_WRAPPER(execve),     FAULTS_WRAPPER(execv),
-    FAULTS_WRAPPER(_exit), FAULTS_ALIAS(_Exit, _exit),
-};
+WRAP(fork)
+WRAP(execve)
+WRAP(execv)
+FORWARD(_exit, note_all_constants())
+ALIAS(_Exit, _exit)

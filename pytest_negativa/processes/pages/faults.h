@@ -1,13 +1,9 @@
 /* Keeps SIGSEGV for whoever serves page faults, whatever the program does with signals.
  *
  * A page that is missing on purpose is a SIGSEGV in any thread at any time. The signal must reach
- * our handler, so it must never be blocked and never be another's. faults_wrap() therefore
- * gives the program other versions of libc's signal functions. A handler that the program sets for
- * SIGSEGV is virtual: it gets the signals that are not ours. Masks lose SIGSEGV on their way.
- *
- * How the program gets these versions: the values of libc's dynamic symbols are changed in memory
- * (elf(5), st_value; a private page). Whatever is bound later finds them, by PLT, GOT, dlsym or
- * dlvsym, also from libraries loaded later. What was bound before it does not see.
+ * our handler, so it must never be blocked and never be another's. So the program gets other
+ * versions of libc's signal functions, see libc.h. A handler that the program sets for SIGSEGV is
+ * virtual: it gets the signals that are not ours. Masks lose SIGSEGV on their way.
  * A child of vfork shares our memory, but not its parent's handlers; what it sets stays its own.
  *
  * What it can't see: functions that POSIX and Linux have given up (sigset, sigblock, sigpause);
@@ -21,17 +17,12 @@
  */
 #pragma once
 
-#include <elf.h>
+#include "libc.h"
+
 #include <errno.h>
-#include <link.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -45,12 +36,6 @@ enum { FAULT_WRITE = 2, FAULT_EXEC = 16 };
 
 /* Makes the page there; false: the fault is not ours. Called in the signal handler. */
 typedef bool (*faults_serve)(uintptr_t address, unsigned long error, int si_code);
-
-typedef struct {
-    const char *name;
-    void *ours;
-    void **real;
-} FaultsWrapper;
 
 enum { FAULTS_PLACES = 256 };
 
@@ -162,21 +147,6 @@ static bool faults_start(faults_serve serve) {
 
 /* ---- What the program gets ---- */
 
-/* The ABI passes integers and pointers each in a register, so words go through unchanged, and some
- * too many do no harm. */
-typedef uintptr_t Word;
-#define WORDS Word a, Word b, Word c, Word d, Word e, Word f
-
-/* Defines our version of a function: it does something, and calls the real one. */
-#define FAULTS_FORWARD(name, before)          \
-    static Word (*real_##name)(WORDS);        \
-    static Word our_##name(WORDS) {           \
-        before;                               \
-        return real_##name(a, b, c, d, e, f); \
-    }
-#define FAULTS_WRAPPER(name) {#name, (void *)our_##name, (void **)&real_##name}
-#define FAULTS_ALIAS(alias, name) {#alias, (void *)our_##name, (void **)&real_##name}
-
 /* The mask without SIGSEGV, in `own`. */
 static Word faults_strip(Word mask, sigset_t *own) {
     if (mask == 0 || sigismember((const sigset_t *)mask, SIGSEGV) != 1) return mask;
@@ -193,15 +163,16 @@ static Word faults_change(int how, Word mask, sigset_t *own) {
     return mask;
 }
 
-FAULTS_FORWARD(sigprocmask, sigset_t own; b = faults_change((int)a, b, &own))
-FAULTS_FORWARD(pthread_sigmask, sigset_t own; b = faults_change((int)a, b, &own))
-FAULTS_FORWARD(sigsuspend, sigset_t own; a = faults_strip(a, &own))
-FAULTS_FORWARD(ppoll, sigset_t own; d = faults_strip(d, &own))
-FAULTS_FORWARD(__ppoll_chk, sigset_t own; d = faults_strip(d, &own))
-FAULTS_FORWARD(pselect, sigset_t own; f = faults_strip(f, &own))
-FAULTS_FORWARD(epoll_pwait, sigset_t own; e = faults_strip(e, &own))
-FAULTS_FORWARD(epoll_pwait2, sigset_t own; e = faults_strip(e, &own))
-FAULTS_FORWARD(pthread_attr_setsigmask_np, sigset_t own; b = faults_strip(b, &own))
+FORWARD(sigprocmask, sigset_t own; b = faults_change((int)a, b, &own))
+FORWARD(pthread_sigmask, sigset_t own; b = faults_change((int)a, b, &own))
+FORWARD(sigsuspend, sigset_t own; a = faults_strip(a, &own))
+ALIAS(__sigsuspend, sigsuspend)
+FORWARD(ppoll, sigset_t own; d = faults_strip(d, &own))
+FORWARD(__ppoll_chk, sigset_t own; d = faults_strip(d, &own))
+FORWARD(pselect, sigset_t own; f = faults_strip(f, &own))
+FORWARD(epoll_pwait, sigset_t own; e = faults_strip(e, &own))
+FORWARD(epoll_pwait2, sigset_t own; e = faults_strip(e, &own))
+FORWARD(pthread_attr_setsigmask_np, sigset_t own; b = faults_strip(b, &own))
 
 static int (*real_sigaction)(int, const struct sigaction *, struct sigaction *);
 static __sighandler_t (*real_signal)(int, __sighandler_t);
@@ -223,6 +194,9 @@ static int our_sigaction(int number, const struct sigaction *new, struct sigacti
     return 0;
 }
 
+WRAP(sigaction)
+ALIAS(__sigaction, sigaction)
+
 static __sighandler_t faults_set(__sighandler_t handler, int flags) {
     struct sigaction new = {.sa_handler = handler, .sa_flags = flags}, old;
     our_sigaction(SIGSEGV, &new, &old);
@@ -233,102 +207,12 @@ static __sighandler_t our_signal(int number, __sighandler_t handler) {
     return number == SIGSEGV ? faults_set(handler, SA_RESTART) : real_signal(number, handler);
 }
 
+WRAP(signal)
+
 static __sighandler_t our_sysv_signal(int number, __sighandler_t handler) {
     return number == SIGSEGV ? faults_set(handler, (int)SA_RESETHAND | SA_NODEFER)
                              : real_sysv_signal(number, handler);
 }
 
-static const FaultsWrapper faults_wrappers[] = {
-    FAULTS_WRAPPER(sigaction),
-    FAULTS_ALIAS(__sigaction, sigaction),
-    FAULTS_WRAPPER(signal),
-    FAULTS_WRAPPER(sysv_signal),
-    FAULTS_ALIAS(__sysv_signal, sysv_signal),
-    FAULTS_WRAPPER(pthread_sigmask),
-    FAULTS_WRAPPER(sigprocmask),
-    FAULTS_WRAPPER(sigsuspend),
-    FAULTS_ALIAS(__sigsuspend, sigsuspend),
-    FAULTS_WRAPPER(ppoll),
-    FAULTS_WRAPPER(__ppoll_chk),
-    FAULTS_WRAPPER(pselect),
-    FAULTS_WRAPPER(epoll_pwait),
-    FAULTS_WRAPPER(epoll_pwait2),
-    FAULTS_WRAPPER(pthread_attr_setsigmask_np),
-};
-
-/* ---- How the program gets it ---- */
-
-typedef struct {
-    ElfW(Sym) *symbols;
-    const char *names;
-    const uint32_t *hash; /* of DT_GNU_HASH */
-} FaultsTables;
-
-/* glibc has added l_addr to these values, see elf_get_dynamic_info of its elf/dl-load.c. */
-static FaultsTables faults_tables(const struct link_map *map) {
-    FaultsTables tables = {0};
-    for (const ElfW(Dyn) *d = map->l_ld; d != NULL && d->d_tag != DT_NULL; d++) {
-        if (d->d_tag == DT_SYMTAB) tables.symbols = (ElfW(Sym) *)d->d_un.d_ptr;
-        if (d->d_tag == DT_STRTAB) tables.names = (const char *)d->d_un.d_ptr;
-        if (d->d_tag == DT_GNU_HASH) tables.hash = (const uint32_t *)d->d_un.d_ptr;
-    }
-    return tables;
-}
-
-static int protection_of_flags(uint32_t flags) {
-    return (flags & PF_R ? PROT_READ : 0) | (flags & PF_W ? PROT_WRITE : 0) |
-           (flags & PF_X ? PROT_EXEC : 0);
-}
-
-/* How the segment of an address is mapped. libc's first segment holds its headers. */
-static int faults_protection(const struct link_map *map, uintptr_t address) {
-    const ElfW(Ehdr) *head = (const ElfW(Ehdr) *)map->l_addr;
-    const ElfW(Phdr) *segment = (const ElfW(Phdr) *)(map->l_addr + head->e_phoff);
-    for (unsigned i = 0; i < head->e_phnum; i++, segment++)
-        if (segment->p_type == PT_LOAD &&
-            address - map->l_addr - segment->p_vaddr < segment->p_memsz)
-            return protection_of_flags(segment->p_flags);
-    return PROT_READ;
-}
-
-/* Gives `ours` as the value of each version of a symbol; the value before goes to `real`.
- * The table: https://sourceware.org/gnu-gabi/program-loading-and-dynamic-linking.txt */
-static bool faults_replace(const struct link_map *map, FaultsTables tables, const char *name,
-                           void *ours, void **real) {
-    uint32_t hash = 5381, count = tables.hash[0], first = tables.hash[1];
-    for (const char *c = name; *c; c++) hash = hash * 33 + (unsigned char)*c;
-    const uint32_t *buckets = tables.hash + 4 + tables.hash[2] * (sizeof(ElfW(Addr)) / 4);
-    const uint32_t *chain = buckets + count;
-    uint32_t i = buckets[hash % count];
-    bool replaced = false;
-    if (i < first) return false;
-    do {
-        ElfW(Sym) *symbol = &tables.symbols[i];
-        if ((chain[i - first] | 1) != (hash | 1) || symbol->st_shndx == SHN_UNDEF ||
-            ELF64_ST_TYPE(symbol->st_info) != STT_FUNC ||
-            strcmp(tables.names + symbol->st_name, name) != 0)
-            continue;
-        uintptr_t start = (uintptr_t)symbol & ~(uintptr_t)4095;
-        size_t size = ((uintptr_t)(symbol + 1) - start + 4095) & ~(size_t)4095;
-        int protection = faults_protection(map, start);
-        if (mprotect((void *)start, size, protection | PROT_WRITE) != 0) return false;
-        if (*real == NULL) *real = (void *)(map->l_addr + symbol->st_value);
-        symbol->st_value = (uintptr_t)ours - map->l_addr;
-        mprotect((void *)start, size, protection);
-        replaced = true;
-    } while ((chain[i++ - first] & 1) == 0);
-    return replaced;
-}
-
-/* Gives the program our functions; call it with the link map of libc. False: a function that
- * each libc has is not there or can't be replaced. */
-static bool faults_wrap(const struct link_map *libc, const FaultsWrapper *wrappers, size_t count) {
-    FaultsTables tables = faults_tables(libc);
-    bool replaced = tables.symbols != NULL && tables.names != NULL && tables.hash != NULL;
-    for (size_t i = 0; replaced && i < count; i++)
-        replaced =
-            faults_replace(libc, tables, wrappers[i].name, wrappers[i].ours, wrappers[i].real) ||
-            /* __, _np and newer ones may be missing. */
-            strchr(wrappers[i].name, '_') != NULL || strcmp(wrappers[i].name, "mseal") == 0;
-    return replaced;
-}
+WRAP(sysv_signal)
+ALIAS(__sysv_signal, sysv_signal)

@@ -69,17 +69,10 @@ static const ArmedRow *find_row(const struct link_map *map) {
     return NULL;
 }
 
-/* The note of a library; NULL: it has none. */
+/* The note of a library with a spare; NULL: it has none. */
 static const Note *find_note(const struct link_map *map) {
-    if (armed.data != NULL) {
-        const ArmedRow *row = find_row(map);
-        const Note *note = (const Note *)(row + 1);
-        return row != NULL && row->path > sizeof *row && is_sound(note) ? note : NULL;
-    }
-    for (const ElfW(Dyn) *row = map->l_ld; row->d_tag != DT_NULL; row++) {
-        const Note *note = (const Note *)(map->l_addr + row->d_un.d_val);
-        if (row->d_tag == DT_NEGATIVA_NOTE) return is_sound(note) ? note : NULL;
-    }
+    for (const ElfW(Dyn) *row = map->l_ld; row->d_tag != DT_NULL; row++)
+        if (row->d_tag == DT_NEGATIVA_NOTE) return (const Note *)(map->l_addr + row->d_un.d_val);
     return NULL;
 }
 
@@ -127,9 +120,8 @@ static LogRecord *add_holes(Library *library, const Note *note, size_t pages) {
     return record;
 }
 
-static Library *watch_holes(const struct link_map *map) {
-    const Note *note = find_note(map);
-    if (note == NULL) return NULL;
+static Library *watch_holes(const struct link_map *map, const Note *note) {
+    if (note == NULL || !is_sound(note)) return NULL;
     if (only_holes && note->flags & RESTARTABLE) {
         say((const char *)note + note->name,
             "it has restartable sequences (rseq), whose code the kernel reads without a signal.");

@@ -19,18 +19,17 @@ static void note_protection(uintptr_t start, size_t size, int protection) {
         if (is_armed(library)) library->record->flags |= UNWATCHED;
         for (size_t j = 0; j < library->range_count && !is_armed(library); j++) {
             const Range *range = &library->ranges[j];
-            uintptr_t from = start > range->start ? start & ~(uintptr_t)(PAGE - 1) : range->start;
-            uintptr_t to =
-                end < range->end ? (end + PAGE - 1) & ~(uintptr_t)(PAGE - 1) : range->end;
+            uintptr_t from = start, to = end;
+            if (!clip(range, &from, &to)) continue;
             touch(library, range, from, to);
-            if (atomic_load(&library->guarded) && from < to) show(library, range, from, to);
+            if (atomic_load(&library->guarded)) show(library, range, from, to);
         }
     }
 }
 
 /* An int leaves the upper half of its register as it was. */
-FAULTS_FORWARD(mprotect, note_protection(a, b, (int)c))
-FAULTS_FORWARD(pkey_mprotect, note_protection(a, b, (int)c))
+FORWARD(mprotect, note_protection(a, b, (int)c))
+FORWARD(pkey_mprotect, note_protection(a, b, (int)c))
 
 /* A seccomp filter may forbid to remove guards, as Chromium's does. It allows mprotect, or no code
  * could be loaded. But it may forbid to make memory executable that was not, as PR_SET_MDWE does.
@@ -53,7 +52,7 @@ static void before_prctl(int option) {
     unlock();
 }
 
-FAULTS_FORWARD(prctl, before_prctl((int)a))
+FORWARD(prctl, before_prctl((int)a))
 
 /* The protection of sealed memory stays as it is; guards can be removed all the same. */
 static void before_seal(uintptr_t start, size_t size) {
@@ -67,7 +66,7 @@ static void before_seal(uintptr_t start, size_t size) {
     unlock();
 }
 
-FAULTS_FORWARD(mseal, before_seal(a, b))
+FORWARD(mseal, before_seal(a, b))
 
 /* libc has no mseal of its own before 2.43. */
 static long (*real_syscall)(long, WORDS);
@@ -77,15 +76,17 @@ static long our_syscall(long number, WORDS) {
     return real_syscall(number, a, b, c, d, e, f);
 }
 
+WRAP(syscall)
+
 /* A system call that reads a page makes no signal, and fails: the page is touched before. */
 static void read_pages(uintptr_t start, size_t size) {
     uintptr_t end = start + size;
     const Library *library;
     for (size_t i = 0; (library = next_watched(&i, start, end)) != NULL;) {
         for (size_t j = 0; j < library->range_count; j++) {
-            const Range *range = &library->ranges[j];
-            uintptr_t from = start > range->start ? start & ~(uintptr_t)(PAGE - 1) : range->start;
-            for (; range->protection & PROT_READ && from < end && from < range->end; from += PAGE)
+            uintptr_t from = start, to = end;
+            bool may_read = library->ranges[j].protection & PROT_READ;
+            for (clip(&library->ranges[j], &from, &to); may_read && from < to; from += PAGE)
                 (void)*(const volatile char *)from;
         }
     }
@@ -97,17 +98,11 @@ static void read_parts(Word start, int count) {
         read_pages((uintptr_t)part->iov_base, part->iov_len);
 }
 
-FAULTS_FORWARD(write, read_pages(b, c))
-FAULTS_FORWARD(pwrite, read_pages(b, c))
-FAULTS_FORWARD(writev, read_parts(b, (int)c))
-FAULTS_FORWARD(send, read_pages(b, c))
-FAULTS_FORWARD(sendto, read_pages(b, c))
-FAULTS_FORWARD(fwrite, read_pages(a, b *c))
-
-static const FaultsWrapper wrappers[] = {
-    FAULTS_WRAPPER(write),          FAULTS_ALIAS(__write, write),  FAULTS_WRAPPER(pwrite),
-    FAULTS_ALIAS(pwrite64, pwrite), FAULTS_WRAPPER(writev),        FAULTS_WRAPPER(send),
-    FAULTS_WRAPPER(sendto),         FAULTS_WRAPPER(fwrite),        FAULTS_WRAPPER(prctl),
-    FAULTS_WRAPPER(mprotect),       FAULTS_WRAPPER(pkey_mprotect), FAULTS_WRAPPER(syscall),
-    FAULTS_WRAPPER(mseal),
-};
+FORWARD(write, read_pages(b, c))
+ALIAS(__write, write)
+FORWARD(pwrite, read_pages(b, c))
+ALIAS(pwrite64, pwrite)
+FORWARD(writev, read_parts(b, (int)c))
+FORWARD(send, read_pages(b, c))
+FORWARD(sendto, read_pages(b, c))
+FORWARD(fwrite, read_pages(a, b *c))

@@ -85,9 +85,15 @@ static void set_bits(atomic_uchar *bits, uint64_t first, uint64_t end) {
 }
 
 static void touch(Library *library, const Range *range, uintptr_t start, uintptr_t end) {
-    if (start >= end) return;
     uint64_t first = range->first + (start - range->start) / PAGE;
     set_bits(library->bits, first, first + (end - start) / PAGE);
+}
+
+/* Cuts addresses down to the pages of a range; false: none are left. */
+static bool clip(const Range *range, uintptr_t *start, uintptr_t *end) {
+    *start = *start > range->start ? *start & ~(uintptr_t)(PAGE - 1) : range->start;
+    *end = *end < range->end ? (*end + PAGE - 1) & ~(uintptr_t)(PAGE - 1) : range->end;
+    return *start < *end;
 }
 
 /* What was touched first on a page of a hole: where, and whether to run it. */

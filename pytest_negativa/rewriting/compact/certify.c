@@ -42,27 +42,24 @@ enum { PARAMETERS = 80, SECOND = 0x50, START = 0x60, ADDED = 4, HEADER = 64 };
 
 typedef struct {
     const char *path;
-    const uint8_t *data;
+    uint8_t *data; /* in memory of ours: the original gets what the library may have changed */
     uint64_t size;
 } File;
 
 typedef struct {
     File file;
     Elf64_Ehdr header;
-    Elf64_Phdr *segments, *loads; /* loads: those with addresses, ascending */
+    Elf64_Phdr *loads, *others; /* loads: those with addresses, ascending */
     Elf64_Shdr *sections;
     Elf64_Dyn *dynamic; /* rows before DT_NULL */
     Elf64_Phdr *dynamic_segment;
-    size_t load_count, section_count, dynamic_count;
+    size_t load_count, other_count, section_count, dynamic_count;
 } Elf;
-
-enum Kind { UNUSED, TRIMMED, REGION, CHECKED };
 
 typedef struct {
     uint64_t start, end;
-    enum Kind kind;
     bool changed;
-    char digest[65]; /* of what trimmed code became */
+    char digest[65]; /* of what trimmed code became; empty: it is no such code */
 } Range;
 
 typedef struct {
@@ -74,9 +71,10 @@ static Elf original, slim;
 static File spare;
 static Note note;
 static Hole *holes;
-static Ranges declared, checked,
-    gone; /* the last by address, the others by offset in the original */
-static bool is_cut, is_overwritten;
+static Ranges regions, declared; /* by offset in the original */
+static Ranges gone;              /* by address */
+static bool is_cut;
+static uint64_t trimmed;      /* bytes */
 static uint64_t largest_page; /* bytes; 0: that of the machine's kernels */
 
 static _Noreturn void stop(int status, const char *format, ...) {
@@ -113,20 +111,23 @@ static void open_file(File *file, const char *path) {
     file->path = path;
     if (fd < 0 || fstat(fd, &status) || !S_ISREG(status.st_mode)) give_up("can't read %s", path);
     file->size = (uint64_t)status.st_size;
-    void *data = file->size ? mmap(NULL, file->size, PROT_READ, MAP_PRIVATE, fd, 0) : (void *)"";
+    void *data = file->size ? mmap(NULL, file->size, PROT_READ | PROT_WRITE,
+                                   MAP_PRIVATE | MAP_NORESERVE, fd, 0)
+                            : room_for(1, 1);
     if (data == MAP_FAILED) give_up("can't map %s", path);
     file->data = data;
     close(fd);
 }
 
-static void push(Ranges *ranges, uint64_t start, uint64_t end, enum Kind kind) {
+static Range *push(Ranges *ranges, uint64_t start, uint64_t end) {
     if (ranges->count == ranges->room) {
         ranges->room = ranges->room * 2 + 64;
         Range *rows = realloc(ranges->rows, ranges->room * sizeof(Range));
         if (!rows) give_up("no memory");
         ranges->rows = rows;
     }
-    ranges->rows[ranges->count++] = (Range){.start = start, .end = end, .kind = kind};
+    ranges->rows[ranges->count] = (Range){.start = start, .end = end};
+    return &ranges->rows[ranges->count++];
 }
 
 static int by_start(const void *a, const void *b) {
@@ -227,14 +228,22 @@ static const char *section_name(const Elf *elf, size_t index) {
     return text;
 }
 
-static void read_loads(Elf *elf) {
+static void read_segments(Elf *elf) {
     const uint64_t limit = (uint64_t)1 << 47;
     uint64_t end = 0;
-    elf->loads = room_for(elf->header.e_phnum, sizeof *elf->loads);
-    for (size_t i = 0; i < elf->header.e_phnum; i++) {
-        Elf64_Phdr *row = &elf->segments[i];
-        if (row->p_type == PT_DYNAMIC) elf->dynamic_segment = row;
-        if (row->p_type != PT_LOAD) continue;
+    size_t count = elf->header.e_phnum;
+    Elf64_Phdr *rows = rows_of(elf, elf->header.e_phoff, count, sizeof *rows, "program headers");
+    elf->loads = room_for(count, sizeof *rows), elf->others = room_for(count, sizeof *rows);
+    for (size_t i = 0; i < count; i++) {
+        Elf64_Phdr *row = &rows[i];
+        /* No library needs PT_PHDR, so compaction drops it. */
+        if (row->p_type != PT_LOAD) {
+            if (row->p_type != PT_NULL && (row->p_type != PT_PHDR || elf == &slim))
+                elf->others[elf->other_count++] = *row;
+            if (row->p_type == PT_DYNAMIC)
+                elf->dynamic_segment = &elf->others[elf->other_count - 1];
+            continue;
+        }
         if (!within(row->p_vaddr, row->p_memsz, limit) || row->p_filesz > row->p_memsz ||
             (row->p_filesz && !within(row->p_offset, row->p_filesz, elf->file.size)))
             fail("%s: PT_LOAD %zu leaves the file or the address space", elf->file.path, i);
@@ -249,6 +258,7 @@ static void read_loads(Elf *elf) {
         end = row->p_vaddr + row->p_memsz;
         elf->loads[elf->load_count++] = *row;
     }
+    free(rows);
 }
 
 static void read_elf(Elf *elf) {
@@ -259,14 +269,12 @@ static void read_elf(Elf *elf) {
         header->e_phentsize != sizeof(Elf64_Phdr) ||
         (header->e_shnum && header->e_shentsize != sizeof(Elf64_Shdr)))
         fail("%s: is no ELF file of a 64-bit little-endian machine", elf->file.path);
-    elf->segments =
-        rows_of(elf, header->e_phoff, header->e_phnum, sizeof(Elf64_Phdr), "program headers");
+    read_segments(elf);
     elf->section_count = header->e_shnum;
     elf->sections =
         rows_of(elf, header->e_shoff, header->e_shnum, sizeof(Elf64_Shdr), "section headers");
     if (elf->section_count && header->e_shstrndx >= elf->section_count)
         fail("%s: its sections have no names", elf->file.path);
-    read_loads(elf);
     const Elf64_Phdr *segment = elf->dynamic_segment;
     const uint8_t *rows = segment ? bytes_at(elf, segment->p_vaddr, segment->p_filesz) : NULL;
     if (!rows) fail("%s: has no dynamic section that is loaded", elf->file.path);
@@ -285,18 +293,15 @@ static void read_elf(Elf *elf) {
 static void compare(uint64_t offset, const uint8_t *now, uint64_t size) {
     static const uint8_t zeros[1 << 16];
     for (uint64_t next, end = offset + size; offset < end; offset = next) {
-        Range *known = range_behind(&checked, offset), *hole = range_behind(&declared, offset);
-        bool is_known = known && known->start <= offset, is_hole = hole && hole->start <= offset;
+        Range *hole = range_behind(&declared, offset);
+        bool is_hole = hole && hole->start <= offset;
         next = end - offset < sizeof zeros ? end : offset + sizeof zeros;
-        if (known && next > (is_known ? known->end : known->start))
-            next = is_known ? known->end : known->start;
         if (hole && next > (is_hole ? hole->end : hole->start))
             next = is_hole ? hole->end : hole->start;
         const uint8_t *was = original.file.data + offset, *is = now ? now : zeros;
         if (now) now += next - offset;
         if (memcmp(was, is, next - offset) == 0) continue;
         if (is_hole) hole->changed = true;
-        if (is_known || (is_hole && hole->kind == TRIMMED)) continue;
         for (uint64_t i = 0; i < next - offset; i++)
             if (was[i] != is[i] && !(is_hole && is[i] <= 1))
                 fail("offset %#" PRIx64 " of the original has %#x instead of %#x", offset + i,
@@ -341,18 +346,18 @@ static void check_load(const Elf64_Phdr *before, const Elf64_Phdr *now) {
     uint64_t delta = now->p_vaddr - before->p_vaddr, place = now->p_vaddr;
     uint64_t file = before->p_filesz > delta ? before->p_filesz - delta : 0;
     uint64_t lost = (file < now->p_memsz ? file : now->p_memsz) - now->p_filesz;
-    uint32_t flags = before->p_flags & ~(uint32_t)(is_cut ? 0 : PF_X);
+    bool has_code = is_cut;
     if (now->p_memsz > before->p_memsz - delta || now->p_filesz > file ||
         (delta && place % page_size()))
         fail("PT_LOAD at %#" PRIx64 " has other bounds than the original allows", place);
-    if (now->p_flags != before->p_flags && (now->p_flags != flags || !original.section_count))
-        fail("PT_LOAD at %#" PRIx64 " has another protection", place);
-    for (size_t i = 0; i < original.section_count && now->p_flags != before->p_flags; i++) {
+    for (size_t i = 0; now->p_flags != before->p_flags && i < original.section_count; i++) {
         const Elf64_Shdr *code = &original.sections[i];
-        if (code->sh_flags & SHF_ALLOC && code->sh_flags & SHF_EXECINSTR && code->sh_size &&
-            code->sh_addr < place + now->p_filesz && place < code->sh_addr + code->sh_size)
-            fail("the code at %#" PRIx64 " would not be executable", place);
+        has_code |= code->sh_flags & SHF_ALLOC && code->sh_flags & SHF_EXECINSTR && code->sh_size &&
+                    code->sh_addr < place + now->p_filesz && place < code->sh_addr + code->sh_size;
     }
+    if (now->p_flags != before->p_flags &&
+        (has_code || now->p_flags != (before->p_flags & ~(uint32_t)PF_X)))
+        fail("PT_LOAD at %#" PRIx64 " has another protection", place);
     if (lost && now->p_flags & PF_X)
         fail("the zeros behind %#" PRIx64 " would be executable", place);
     compare(before->p_offset + delta, slim.file.data + now->p_offset, now->p_filesz);
@@ -369,7 +374,7 @@ static void check_hole(const Elf64_Phdr *before, const Hole *hole) {
         fail("the hole at %#" PRIx64 " is not described as the original has it", hole->start);
     if (memcmp(original.file.data + hole->offset, spare.data + hole->offset, size) != 0)
         fail("the spare has other bytes for the hole at %#" PRIx64, hole->start);
-    push(&gone, hole->start, hole->end, UNUSED);
+    push(&gone, hole->start, hole->end);
 }
 
 static void check_image(void) {
@@ -392,18 +397,23 @@ static void check_image(void) {
         fail("it has other addresses than the original");
 }
 
+static uint64_t largest_alignment(const Elf *elf) {
+    uint64_t largest = 0;
+    for (size_t i = 0; i < elf->load_count; i++)
+        if (elf->loads[i].p_align > largest) largest = elf->loads[i].p_align;
+    return largest;
+}
+
 static void check_headers(void) {
-    const Elf64_Ehdr *before = &original.header, *now = &slim.header;
-    const size_t phoff = offsetof(Elf64_Ehdr, e_phoff), flags = offsetof(Elf64_Ehdr, e_flags),
-                 phnum = offsetof(Elf64_Ehdr, e_phnum);
-    if (memcmp(now, before, phoff) != 0 ||
-        memcmp(&now->e_flags, &before->e_flags, phnum - flags) != 0)
+    Elf64_Ehdr wanted = original.header;
+    const Elf64_Ehdr *now = &slim.header;
+    wanted.e_phoff = now->e_phoff, wanted.e_shoff = now->e_shoff;
+    wanted.e_phnum = now->e_phnum, wanted.e_shnum = now->e_shnum;
+    wanted.e_shstrndx = now->e_shstrndx;
+    if (memcmp(now, &wanted, sizeof wanted) != 0)
         fail("its ELF header differs in machine, entry or flags");
-    push(&checked, phoff, flags, CHECKED), push(&checked, phnum, sizeof *now, CHECKED);
-    uint64_t largest[2] = {0, 0}, start = slim.header.e_phoff,
-             end = start + slim.header.e_phnum * sizeof(Elf64_Phdr);
-    for (size_t i = 0; i < original.load_count; i++)
-        if (original.loads[i].p_align > largest[0]) largest[0] = original.loads[i].p_align;
+    memcpy(original.file.data, now, sizeof *now);
+    uint64_t start = now->e_phoff, end = start + now->e_phnum * sizeof(Elf64_Phdr);
     for (size_t i = 0; i < slim.load_count; i++) {
         const Elf64_Phdr *load = &slim.loads[i];
         uint64_t page = page_size();
@@ -411,90 +421,49 @@ static void check_headers(void) {
             load->p_offset + load->p_filesz + -(load->p_vaddr + load->p_filesz) % page;
         if ((load->p_vaddr - load->p_offset) & ((load->p_align - 1) | (page - 1)))
             fail("PT_LOAD at %#" PRIx64 " can't be mapped at its offset", load->p_vaddr);
-        if (load->p_align > largest[1]) largest[1] = load->p_align;
         if (!(is_cut && i == slim.load_count - 1) && load->p_filesz && load->p_offset < end &&
             start < mapped)
             fail("its program headers share a page with the PT_LOAD at %#" PRIx64, load->p_vaddr);
     }
-    if (largest[0] != largest[1]) fail("its load address is aligned to another size");
-    size_t next = 0;
-    for (size_t i = 0; i < before->e_phnum; i++) {
-        const Elf64_Phdr *was = &original.segments[i];
-        if (was->p_type == PT_LOAD || was->p_type == PT_NULL || was->p_type == PT_PHDR) continue;
-        while (next < slim.header.e_phnum && slim.segments[next].p_type == PT_LOAD) next++;
-        Elf64_Phdr is = next < slim.header.e_phnum ? slim.segments[next++] : (Elf64_Phdr){0};
-        bool is_placed = !is.p_filesz || is.p_type == PT_GNU_STACK ||
-                         gets_bytes(&slim, is.p_vaddr, is.p_offset, is.p_filesz);
+    if (largest_alignment(&original) != largest_alignment(&slim))
+        fail("its load address is aligned to another size");
+    for (size_t i = 0; i < original.other_count; i++) {
+        const Elf64_Phdr *was = &original.others[i];
+        Elf64_Phdr is = i < slim.other_count ? slim.others[i] : (Elf64_Phdr){0};
+        bool is_placed = !is.p_filesz || gets_bytes(&slim, is.p_vaddr, is.p_offset, is.p_filesz);
         is.p_offset = was->p_offset;
         /* Ours is writable, see check_dynamic; that of lld's -z rodynamic is not. */
-        bool is_ours = is.p_type == PT_DYNAMIC && is.p_flags == (PF_R | PF_W) &&
-                       is.p_memsz == is.p_filesz && is.p_align == was->p_align;
-        if (is_cut && was->p_type == PT_DYNAMIC && is_ours) is = *was;
+        if (is_cut && was->p_type == PT_DYNAMIC && is.p_type == PT_DYNAMIC &&
+            is.p_flags == (PF_R | PF_W) && is.p_memsz == is.p_filesz && is.p_align == was->p_align)
+            is = *was;
         if (!is_placed || memcmp(&is, was, sizeof is) != 0)
             fail("segment %zu of type %#x is another one", i, was->p_type);
     }
-    while (next < slim.header.e_phnum)
-        if (slim.segments[next++].p_type != PT_LOAD) fail("it has more segments than the original");
+    if (slim.other_count > original.other_count) fail("it has more segments than the original");
 }
 
 /* ---- Sections and the places of symbols ---- */
 
-static int64_t moved_tag(const Elf64_Shdr *section) {
-    static const int64_t tags[] = {DT_JMPREL, DT_RELA, DT_STRTAB};
-    for (size_t i = 0; is_cut && section->sh_size && i < 3; i++)
-        if (tag(&original, tags[i]) == section->sh_addr && section->sh_addr) return tags[i];
-    return is_cut && section->sh_type == SHT_DYNAMIC ? DT_NULL : -1;
+/* Where a cut library has a table instead; false: it has not moved. */
+static bool has_moved(const Elf64_Shdr *section, uint64_t *place, uint64_t *size) {
+    static const int64_t tags[][2] = {
+        {DT_JMPREL, DT_PLTRELSZ}, {DT_RELA, DT_RELASZ}, {DT_STRTAB, DT_STRSZ}};
+    *place = slim.dynamic_segment->p_vaddr, *size = slim.dynamic_segment->p_filesz;
+    if (!is_cut || section->sh_type == SHT_DYNAMIC) return is_cut;
+    for (size_t i = 0; section->sh_size && section->sh_addr && i < 3; i++)
+        if (tag(&original, tags[i][0]) == section->sh_addr) {
+            *place = tag(&slim, tags[i][0]), *size = tag(&slim, tags[i][1]);
+            return true;
+        }
+    return false;
 }
 
-static bool same_section(const Elf64_Shdr *was, const Elf64_Shdr *now) {
-    Elf64_Shdr row = *now;
-    row.sh_name = was->sh_name, row.sh_offset = was->sh_offset;
-    return memcmp(&row, was, sizeof row) == 0;
+static bool is_called(size_t index, const char *prefix, const char *name) {
+    const char *text = section_name(&slim, index);
+    return !strncmp(text, prefix, strlen(prefix)) && !strcmp(text + strlen(prefix), name);
 }
 
-/* A section that is never loaded: it is there, or holds symbols or debug information. */
-static void check_unloaded(size_t i, const Elf64_Shdr *was, const Elf64_Shdr *now) {
-    const char *name = section_name(&original, i);
-    bool has_bytes = was->sh_type != SHT_NULL && was->sh_type != SHT_NOBITS;
-    if (now->sh_type == SHT_NULL && was->sh_type != SHT_NULL &&
-        (!strcmp(name, ".symtab") || !strcmp(name, ".strtab") || !strncmp(name, ".debug", 6)))
-        return;
-    if (!same_section(was, now) || strcmp(name, section_name(&slim, i)) != 0 ||
-        (has_bytes && (!within(was->sh_offset, was->sh_size, original.file.size) ||
-                       !within(now->sh_offset, now->sh_size, slim.file.size) ||
-                       memcmp(original.file.data + was->sh_offset, slim.file.data + now->sh_offset,
-                              was->sh_size) != 0)))
-        fail("section %zu, %s, is gone or another one", i, name);
-}
-
-/* A loaded section: its bytes, or none and a place behind the file, so that no symbol names other
- * code. */
-static bool check_loaded(size_t i, const Elf64_Shdr *was, Elf64_Shdr now) {
-    const char *name = section_name(&original, i), *named = section_name(&slim, i);
-    int64_t moved = moved_tag(was), size_tag = moved == DT_STRTAB ? DT_STRSZ : DT_RELASZ;
-    if (moved == DT_JMPREL) size_tag = DT_PLTRELSZ;
-    bool has_bytes = was->sh_type != SHT_NOBITS && was->sh_size,
-         is_lost = has_bytes && now.sh_type == SHT_NOBITS;
-    if (moved >= 0) {
-        uint64_t size = slim.dynamic_segment->p_filesz, place = slim.dynamic_segment->p_vaddr;
-        if (moved) place = tag(&slim, moved), size = tag(&slim, size_tag);
-        if (now.sh_addr != place || now.sh_size != size ||
-            !gets_bytes(&slim, place, now.sh_offset, size))
-            fail("section %zu, %s, is not where the dynamic section has it", i, name);
-        now.sh_addr = was->sh_addr, now.sh_size = was->sh_size;
-    } else if (has_bytes && !is_lost
-                   ? !gets_bytes(&slim, now.sh_addr, now.sh_offset, now.sh_size)
-                   : was->sh_size && !(was->sh_flags & SHF_TLS) && now.sh_offset < slim.file.size) {
-        fail("section %zu, %s, has another place in the file than in memory", i, name);
-    }
-    now.sh_type = is_lost ? was->sh_type : now.sh_type;
-    if (!same_section(was, &now) ||
-        strcmp(is_lost && !strncmp(named, ".whole", 6) ? named + 6 : named, name) != 0)
-        fail("section %zu, %s, is another one", i, name);
-    return is_lost;
-}
-
-/* Where the next bytes of a section lie from an address on; 0: nowhere. */
+/* Where the next bytes of a section lie from an address on; its end: nowhere. */
 static uint64_t next_piece(const Elf64_Shdr *section, uint64_t start) {
     uint64_t end = section->sh_addr + section->sh_size;
     for (size_t i = 0; i < slim.load_count; i++) {
@@ -502,44 +471,64 @@ static uint64_t next_piece(const Elf64_Shdr *section, uint64_t start) {
         from = from < start ? start : from, to = to < end ? to : end;
         if (from < to) return from;
     }
-    return 0;
+    return end;
+}
+
+/* A section: its bytes; or none, a place behind the file, so that no symbol names other code, and
+ * its pieces, from number `next` on. Tools find GPU code by the name of its section. Returns the
+ * number behind its pieces. */
+static size_t check_section(size_t i, const Elf64_Shdr *was, const Elf64_Shdr *now, size_t next) {
+    const char *name = section_name(&original, i);
+    uint64_t place, size, end = was->sh_addr + was->sh_size;
+    bool has_bytes = was->sh_size && was->sh_type != SHT_NOBITS && was->sh_type != SHT_NULL,
+         is_whole = true, is_placed;
+    Elf64_Shdr wanted = *was;
+    if (was->sh_flags & SHF_ALLOC) {
+        if (has_moved(was, &place, &size))
+            wanted.sh_addr = place, wanted.sh_size = size;
+        else if (has_bytes && now->sh_type == SHT_NOBITS)
+            wanted.sh_type = SHT_NOBITS, has_bytes = is_whole = false;
+        is_placed = has_bytes ? gets_bytes(&slim, now->sh_addr, now->sh_offset, now->sh_size)
+                              : !was->sh_size || was->sh_flags & SHF_TLS ||
+                                    now->sh_offset >= slim.file.size;
+    } else {
+        if (now->sh_type == SHT_NULL &&
+            (!strcmp(name, ".symtab") || !strcmp(name, ".strtab") || !strncmp(name, ".debug", 6)))
+            return next; /* symbols and debug information may go */
+        is_placed = !has_bytes || (within(was->sh_offset, was->sh_size, original.file.size) &&
+                                   within(now->sh_offset, was->sh_size, slim.file.size) &&
+                                   !memcmp(original.file.data + was->sh_offset,
+                                           slim.file.data + now->sh_offset, was->sh_size));
+    }
+    if (!is_placed) fail("section %zu, %s, has other bytes in the file", i, name);
+    wanted.sh_name = now->sh_name, wanted.sh_offset = now->sh_offset;
+    place = is_whole ? end : next_piece(was, was->sh_addr);
+    if (memcmp(now, &wanted, sizeof wanted) != 0 ||
+        !is_called(i, place < end ? ".whole" : "", name))
+        fail("section %zu, %s, is another one", i, name);
+    for (; place < end; next++) {
+        const Elf64_Shdr *piece = &slim.sections[next];
+        if (next == slim.section_count || piece->sh_type != was->sh_type ||
+            piece->sh_flags != was->sh_flags || !is_called(next, "", name) ||
+            piece->sh_addr != place || !within(place, piece->sh_size, end) ||
+            (place + piece->sh_size < end && bytes_at(&slim, place + piece->sh_size, 1)) ||
+            !gets_bytes(&slim, place, piece->sh_offset, piece->sh_size))
+            fail("section %zu is not the next piece of section %zu, %s", next, i, name);
+        place = next_piece(was, place + piece->sh_size);
+    }
+    return next;
 }
 
 static void check_sections(void) {
-    size_t count = original.section_count;
-    if (slim.section_count < count) fail("it has fewer sections");
-    /* Of sections with holes: the address of the next piece; of others, and behind the last: 0. */
-    uint64_t *next = room_for(count, sizeof *next);
-    for (size_t i = 0; i < count; i++) {
-        const Elf64_Shdr *was = &original.sections[i], *now = &slim.sections[i];
-        bool is_loaded = was->sh_flags & SHF_ALLOC;
-        next[i] = is_loaded && check_loaded(i, was, *now) ? next_piece(was, was->sh_addr) : 0;
-        if (!is_loaded && i != original.header.e_shstrndx) check_unloaded(i, was, now);
-        if (next[i] && strncmp(section_name(&slim, i), ".whole", 6) != 0)
-            fail("section %zu has its old name", i);
-    }
-    /* Tools find GPU code by the name of its section. */
-    for (size_t i = count; i < slim.section_count; i++) {
-        const Elf64_Shdr *piece = &slim.sections[i];
-        const char *name = section_name(&slim, i);
-        if (!(piece->sh_flags & SHF_ALLOC) &&
-            (!strcmp(name, ".negativa") || i == slim.header.e_shstrndx))
-            continue;
-        size_t whole = 0;
-        while (whole < count && (!next[whole] || next[whole] != piece->sh_addr)) whole++;
-        const Elf64_Shdr *was = &original.sections[whole];
-        uint64_t end = piece->sh_addr + piece->sh_size;
-        if (whole == count || piece->sh_type != was->sh_type || piece->sh_flags != was->sh_flags ||
-            strcmp(name, section_name(&original, whole)) != 0 ||
-            !within(piece->sh_addr - was->sh_addr, piece->sh_size, was->sh_size) ||
-            (end < was->sh_addr + was->sh_size && bytes_at(&slim, end, 1)) ||
-            !gets_bytes(&slim, piece->sh_addr, piece->sh_offset, piece->sh_size))
-            fail("section %zu, %s, is no piece of one of the original", i, name);
-        next[whole] = next_piece(was, end);
-    }
-    for (size_t i = 0; i < count; i++)
-        if (next[i]) fail("section %zu, %s, lacks pieces", i, section_name(&original, i));
-    free(next);
+    size_t next = original.section_count;
+    if (!next || slim.section_count < next) fail("it has fewer sections, or the original has none");
+    for (size_t i = 0; i < original.section_count; i++)
+        if (original.sections[i].sh_flags & SHF_ALLOC || i != original.header.e_shstrndx)
+            next = check_section(i, &original.sections[i], &slim.sections[i], next);
+    for (; next < slim.section_count; next++)
+        if (slim.sections[next].sh_flags & SHF_ALLOC ||
+            !(is_called(next, "", ".negativa") || next == slim.header.e_shstrndx))
+            fail("section %zu is none of the original", next);
 }
 
 /* ---- What ld.so uses ---- */
@@ -581,6 +570,7 @@ static void use_symbols(const Elf64_Shdr *table, bool is_dynamic) {
         Elf64_Sym row;
         memcpy(&row, original.file.data + table->sh_offset + at, sizeof row);
         int type = ELF64_ST_TYPE(row.st_info);
+        uint64_t place, placed;
         if (row.st_shndx == SHN_UNDEF || type == STT_TLS || type == STT_SECTION || type == STT_FILE)
             continue;
         if (is_dynamic && is_cut && type == STT_GNU_IFUNC)
@@ -588,7 +578,7 @@ static void use_symbols(const Elf64_Shdr *table, bool is_dynamic) {
         if (is_dynamic && !is_cut && row.st_shndx != SHN_ABS)
             use(row.st_value, row.st_size + !row.st_size, "a symbol");
         if (row.st_shndx >= original.section_count ||
-            moved_tag(&original.sections[row.st_shndx]) >= 0)
+            has_moved(&original.sections[row.st_shndx], &place, &placed))
             continue;
         const Elf64_Phdr *was = load_of(&original, row.st_value),
                          *now = load_of(&slim, row.st_value);
@@ -597,8 +587,8 @@ static void use_symbols(const Elf64_Shdr *table, bool is_dynamic) {
             fail("the function at %#" PRIx64 " is not executable", row.st_value);
         const Elf64_Shdr *before = &original.sections[row.st_shndx],
                          *after = &slim.sections[row.st_shndx];
-        uint64_t place = row.st_value - before->sh_addr + before->sh_offset;
-        uint64_t placed = row.st_value - after->sh_addr + after->sh_offset;
+        place = row.st_value - before->sh_addr + before->sh_offset;
+        placed = row.st_value - after->sh_addr + after->sh_offset;
         if (placed < slim.file.size && gets_bytes(&original, row.st_value, place, 1) &&
             !gets_bytes(&slim, row.st_value, placed, 1))
             fail("a symbol of address %#" PRIx64 " names another place in the file", row.st_value);
@@ -606,30 +596,28 @@ static void use_symbols(const Elf64_Shdr *table, bool is_dynamic) {
 }
 
 static void check_uses(void) {
-    static const int64_t tables[] = {DT_HASH,       DT_SYMTAB,     DT_INIT,     DT_FINI,
-                                     DT_INIT_ARRAY, DT_FINI_ARRAY, DT_GNU_HASH, DT_VERSYM,
-                                     DT_VERDEF,     DT_VERNEED,    DT_PLTGOT,   DT_RELR,
+    /* In a cut library, the last five may go. */
+    static const int64_t tables[] = {DT_HASH,       DT_GNU_HASH,   DT_SYMTAB, DT_VERSYM,
+                                     DT_VERDEF,     DT_VERNEED,    DT_PLTGOT, DT_RELR,
+                                     DT_INIT_ARRAY, DT_FINI_ARRAY, DT_INIT,   DT_FINI,
                                      DT_STRTAB,     DT_RELA,       DT_JMPREL};
+    bool has_symbols = false;
+    uint64_t place, size;
     sort(&gone, "holes");
     use_relocations(DT_RELA, DT_RELASZ), use_relocations(DT_JMPREL, DT_PLTRELSZ),
         use_packed_relocations();
     if (tag(&original, DT_REL)) fail("relocations without addends are not known");
-    for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
-        bool may_go = is_cut && (i >= 12 || tables[i] == DT_INIT || tables[i] == DT_FINI);
-        if (tag(&original, tables[i]) && !may_go) use(tag(&original, tables[i]), 1, "a table");
-    }
-    for (size_t i = 0; i < original.header.e_phnum; i++) {
-        const Elf64_Phdr *row = &original.segments[i];
-        if (row->p_type != PT_LOAD && row->p_type != PT_NULL && row->p_type != PT_GNU_STACK)
-            use(row->p_vaddr, row->p_memsz, "a segment");
-    }
-    bool has_symbols = !original.section_count;
+    for (size_t i = 0; i < sizeof tables / sizeof *tables - (is_cut ? 5 : 0); i++)
+        use(tag(&original, tables[i]), 1, "a table");
+    for (size_t i = 0; i < original.other_count; i++)
+        if (original.others[i].p_type != PT_GNU_STACK)
+            use(original.others[i].p_vaddr, original.others[i].p_memsz, "a segment");
     for (size_t i = 0; i < original.section_count; i++) {
         const Elf64_Shdr *row = &original.sections[i];
         const char *name = section_name(&original, i);
         has_symbols |= row->sh_type == SHT_DYNSYM && row->sh_addr == tag(&original, DT_SYMTAB);
-        bool is_table =
-            row->sh_type != SHT_PROGBITS && row->sh_type != SHT_X86_64_UNWIND && moved_tag(row) < 0;
+        bool is_table = row->sh_type != SHT_PROGBITS && row->sh_type != SHT_X86_64_UNWIND &&
+                        !has_moved(row, &place, &size);
         bool is_host =
             !is_cut && (row->sh_flags & (SHF_EXECINSTR | SHF_TLS) ||
                         !strncmp(name, ".eh_frame", 9) || !strcmp(name, ".gcc_except_table"));
@@ -727,54 +715,52 @@ static void check_spare(void) {
     if (target) original.file = (File){"the original", target, note.original_size};
 }
 
-static bool is_ours(int64_t name) {
-    return name == DT_STRTAB || name == DT_STRSZ || name == DT_RELA || name == DT_RELASZ ||
-           name == DT_RELAENT || name == DT_JMPREL || name == DT_NEGATIVA_NOTE;
-}
-
 static void check_dynamic(void) {
-    size_t at = 0, extra = 0;
-    Elf64_Rela ours[2];
+    static const int64_t own[] = {DT_STRTAB,  DT_STRSZ,  DT_RELA,         DT_RELASZ,
+                                  DT_RELAENT, DT_JMPREL, DT_NEGATIVA_NOTE};
+    enum { OWN = sizeof own / sizeof *own };
+    Elf64_Dyn *wanted = room_for(original.dynamic_count + OWN, sizeof *wanted);
+    size_t count = 0;
     for (size_t i = 0; i < original.dynamic_count; i++) {
         const Elf64_Dyn *row = &original.dynamic[i];
+        bool is_own = false;
         if (row->d_tag == DT_TEXTREL || (row->d_tag == DT_FLAGS && row->d_un.d_val & DF_TEXTREL))
             fail("its code is relocated");
-        /* The row of the note equals none of these: the comparison ends there at the latest. */
-        if (!is_ours(row->d_tag) && memcmp(&slim.dynamic[at++], row, sizeof *row) != 0)
-            fail("row %zu of its dynamic section is another one", i);
+        for (size_t j = 0; j < OWN; j++) is_own |= row->d_tag == own[j];
+        if (!is_own) wanted[count++] = *row;
     }
-    for (; at < slim.dynamic_count; at++, extra++)
-        if (!is_ours(slim.dynamic[at].d_tag)) fail("its dynamic section has more rows");
-    if (extra != 6 + (tag(&original, DT_JMPREL) != 0))
-        fail("its dynamic section has more rows of a kind");
+    for (size_t j = 0; j < OWN; j++)
+        if (own[j] != DT_JMPREL || tag(&original, DT_JMPREL))
+            wanted[count++] = (Elf64_Dyn){own[j], {tag(&slim, own[j])}};
+    if (count != slim.dynamic_count || memcmp(slim.dynamic, wanted, count * sizeof *wanted) != 0)
+        fail("its dynamic section has other rows");
+    free(wanted);
     uint64_t strings = tag(&original, DT_STRSZ),
-             rows = tag(&original, DT_RELA) ? tag(&original, DT_RELASZ) : 0;
-    uint64_t jumps = tag(&original, DT_JMPREL) ? tag(&original, DT_PLTRELSZ) : 0;
-    uint64_t before = tag(&original, DT_RELACOUNT) * sizeof(Elf64_Rela),
-             own = 2 * sizeof(Elf64_Rela);
+             rows = tag(&original, DT_RELA) ? tag(&original, DT_RELASZ) : 0,
+             jumps = tag(&original, DT_JMPREL) ? tag(&original, DT_PLTRELSZ) : 0,
+             before = tag(&original, DT_RELACOUNT) * sizeof(Elf64_Rela);
     if (memcmp(table(&original, DT_STRTAB, strings), table(&slim, DT_STRTAB, strings), strings) !=
         0)
         fail("its dynamic strings are others");
-    const uint8_t *was = table(&original, DT_RELA, rows), *now = table(&slim, DT_RELA, rows + own);
-    if (before > rows || tag(&slim, DT_RELASZ) != rows + own ||
-        tag(&slim, DT_RELAENT) != sizeof *ours || memcmp(was, now, before) != 0 ||
-        // NOLINTNEXTLINE(clang-analyzer-unix.cstring.UninitializedRead): table gave rows + own
-        memcmp(was + before, now + before + own, rows - before) != 0)
+    /* Two rows are new, behind those of DT_RELACOUNT. */
+    const Elf64_Phdr *stub = &slim.loads[slim.load_count - 3], *data = stub + 1;
+    uint64_t words = data->p_vaddr + slim.dynamic_segment->p_filesz;
+    Elf64_Rela new[2] = {{words, R_X86_64_IRELATIVE, (int64_t)stub->p_vaddr + START},
+                         {words + 8, R_X86_64_IRELATIVE, (int64_t)stub->p_vaddr + SECOND}};
+    const uint8_t *was = table(&original, DT_RELA, rows),
+                  *now = table(&slim, DT_RELA, rows + sizeof new);
+    if (before > rows || tag(&slim, DT_RELASZ) != rows + sizeof new ||
+        tag(&slim, DT_RELAENT) != sizeof *new || memcmp(was, now, before) != 0 ||
+        // NOLINTNEXTLINE(clang-analyzer-unix.cstring.UninitializedRead): table gave as many bytes
+        memcmp(now + before, new, sizeof new) != 0 ||
+        memcmp(was + before, now + before + sizeof new, rows - before) != 0)
         fail("its relocations are others");
-    uint64_t inside = tag(&original, DT_JMPREL) - tag(&original, DT_RELA),
-             is_inside = tag(&slim, DT_JMPREL) - tag(&slim, DT_RELA);
-    if (jumps && (inside < rows ? is_inside != inside + (inside < before ? 0 : own)
-                                : is_inside < rows + own))
-        fail("its jump slots are a part of other relocations than before");
-    if (memcmp(table(&original, DT_JMPREL, jumps), table(&slim, DT_JMPREL, jumps), jumps) != 0)
-        fail("its jump slots are others");
-    const Elf64_Phdr *added = &slim.loads[slim.load_count - ADDED], *data = &added[2];
-    memcpy(ours, now + before, sizeof ours);
-    for (int i = 0; i < 2; i++)
-        if (ours[i].r_info != R_X86_64_IRELATIVE ||
-            (uint64_t)ours[i].r_addend != added[1].p_vaddr + (i ? SECOND : START) ||
-            ours[i].r_offset != data->p_vaddr + slim.dynamic_segment->p_filesz + 8 * i)
-            fail("row %d of the two that map its spare is damaged", i);
+    /* Some loaders take jump slots that lie in or behind the other rows for a part of them. */
+    uint64_t inside = tag(&original, DT_JMPREL) - tag(&original, DT_RELA);
+    if (memcmp(table(&original, DT_JMPREL, jumps), table(&slim, DT_JMPREL, jumps), jumps) != 0 ||
+        (jumps && tag(&slim, DT_JMPREL) - tag(&slim, DT_RELA) !=
+                      (inside < rows ? inside : rows) + sizeof new))
+        fail("its jump slots are others, or a part of other relocations than before");
     if (slim.dynamic_segment->p_vaddr != data->p_vaddr ||
         data->p_filesz != slim.dynamic_segment->p_filesz + 16)
         fail("its dynamic section is elsewhere");
@@ -825,51 +811,44 @@ static uint64_t number(const uint8_t *bytes, int size) {
     return value;
 }
 
-static bool is_declared(uint64_t start, uint64_t end) {
-    const Range *found = range_behind(&declared, start);
-    return found && found->kind == UNUSED && found->start == start && found->end == end;
-}
-
 /* A region: a reader that follows its headers finds each kept element at its place, and no other
- * one. */
+ * one. The original gets those headers, so that all else is compared. */
 static void check_region(const Range *region) {
-    uint8_t was[HEADER], now[HEADER], dead[HEADER];
-    uint64_t place = region->start + 16, end = region->end;
+    uint8_t now[HEADER], dead[HEADER], *data = original.file.data;
+    uint64_t place = region->start + 16, end = region->end, next = place;
     if (!within(region->start, end - region->start, original.file.size))
         fail("a declared region leaves the original");
-    const uint8_t *data = original.file.data;
     read_slim(region->start, now, 16);
-    uint64_t size = number(now + 8, 8);
     bool is_there = !is_zero(now, 16);
+    uint64_t last = is_there ? place + number(now + 8, 8) : 0;
     if (memcmp(data + region->start, "\x50\xed\x55\xba\1\0\x10\0", 8) != 0 ||
         number(data + region->start + 8, 8) != end - place ||
-        (is_there && (memcmp(now, data + region->start, 8) != 0 || size > end - place)))
+        (is_there && (memcmp(now, data + region->start, 8) != 0 || last - place > end - place)))
         fail("the region at offset %#" PRIx64 " is another one", region->start);
-    push(&checked, region->start, place, CHECKED);
-    uint64_t next = place, last = is_there ? place + size : 0;
+    memcpy(data + region->start, now, 16);
     for (uint64_t after; place < end; place = after) {
         uint64_t room = end - place, header = room < HEADER ? 0 : number(data + place + 4, 4);
         if (header < HEADER || !within(header, number(data + place + 8, 8), room))
             fail("an element at offset %#" PRIx64 " leaves its region", place);
         after = place + header + number(data + place + 8, 8);
-        memcpy(was, data + place, HEADER), memcpy(dead, was, HEADER), read_slim(place, now, HEADER);
-        bool is_reached = place == next && next < last, is_same = !memcmp(now, was, HEADER);
+        read_slim(place, now, HEADER), memcpy(dead, data + place, HEADER);
         memcpy(dead, "\0", 2), memcpy(dead + 28, "\xe7\3\0", 4); /* of no kind, for sm_999 */
-        if (!is_declared(place, after)) {
-            if (!is_reached || memcmp(now + 2, was + 2, 14) != 0)
+        bool is_reached = place == next && next < last,
+             is_same = !memcmp(now, data + place, HEADER),
+             is_filler = !memcmp(now, "\0\0\1\1\x40\0\0\0", 8) && is_zero(now + 16, HEADER - 16);
+        Range *removed = range_behind(&declared, place);
+        if (!removed || *removed->digest || removed->start != place || removed->end != after) {
+            if (!is_reached || memcmp(now + 2, data + place + 2, 14) != 0)
                 fail("the driver no longer finds the kept element at offset %#" PRIx64, place);
             next = after;
             continue;
         }
-        push(&checked, place, place + HEADER, CHECKED);
-        if (!is_reached ? !is_zero(now, HEADER) && !is_same : false)
-            fail("a removed element at offset %#" PRIx64 " has a header", place);
-        if (!is_reached) continue;
-        bool is_filler = !memcmp(now, "\0\0\1\1\x40\0\0\0", 8) && is_zero(now + 16, HEADER - 16) &&
-                         number(now + 8, 8) <= last - place - HEADER;
-        if (!is_filler && !is_same && memcmp(now, dead, HEADER) != 0)
-            fail("the header at offset %#" PRIx64 " is damaged", place);
-        next = is_filler ? place + HEADER + number(now + 8, 8) : after;
+        if (!is_same &&
+            !(is_reached ? is_filler || !memcmp(now, dead, HEADER) : is_zero(now, HEADER)))
+            fail("the header of the removed element at offset %#" PRIx64 " is damaged", place);
+        if (is_reached) next = place + number(now + 4, 4) + number(now + 8, 8);
+        removed->changed |= !is_same;
+        memcpy(data + place, now, HEADER);
     }
     if (is_there && next != last)
         fail("the region at offset %#" PRIx64 " has another end", region->start);
@@ -878,35 +857,29 @@ static void check_region(const Range *region) {
 /* Kernels were taken out of a cubin: the library has what its maker declared, which is not
  * certified. */
 static void check_trimmed(const Range *row) {
-    uint8_t bytes[1 << 14];
     char digest[65];
-    Sha sha = sha_start();
-    for (uint64_t at = row->start, part; at < row->end; at += part) {
-        part = row->end - at < sizeof bytes ? row->end - at : sizeof bytes;
-        read_slim(at, bytes, part);
-        sha_add(&sha, bytes, part);
-    }
-    sha_hex(&sha, digest);
+    uint64_t size = row->end - row->start;
+    if (!within(row->start, size, original.file.size)) fail("a trimmed cubin leaves the original");
+    read_slim(row->start, original.file.data + row->start, size);
+    sha_of(original.file.data + row->start, size, digest);
     if (strcmp(digest, row->digest) != 0)
         fail("the trimmed cubin at offset %#" PRIx64 " is another one", row->start);
+    trimmed += size;
 }
-
-static Ranges regions;
 
 /* Lines of standard input: "region", "unused" or "trimmed", start and end; for what was trimmed its
  * digest afterwards. */
 static void read_declared(void) {
-    char kind[16], digest[65];
+    char kind[16], digest[65] = "";
     uint64_t start, end;
     int found;
     while ((found = scanf("%15s %" SCNu64 " %" SCNu64, kind, &start, &end)) == 3) {
-        enum Kind is = !strcmp(kind, "unused")    ? UNUSED
-                       : !strcmp(kind, "trimmed") ? TRIMMED
-                                                  : REGION;
-        bool is_known = is != REGION || !strcmp(kind, "region");
-        if (!is_known || start >= end || (is == TRIMMED && scanf("%64s", digest) != 1)) break;
-        push(is == REGION ? &regions : &declared, start, end, is);
-        if (is == TRIMMED) memcpy(declared.rows[declared.count - 1].digest, digest, sizeof digest);
+        bool is_region = !strcmp(kind, "region"), is_trimmed = !strcmp(kind, "trimmed");
+        if (start >= end || !(is_region || is_trimmed || !strcmp(kind, "unused")) ||
+            (is_trimmed && scanf("%64s", digest) != 1))
+            break;
+        Range *row = push(is_region ? &regions : &declared, start, end);
+        if (is_trimmed) memcpy(row->digest, digest, sizeof digest);
     }
     if (found != EOF) give_up("a line of what was declared is not known");
     sort(&regions, "declared regions"), sort(&declared, "declared ranges");
@@ -917,8 +890,8 @@ static void find_gone(void) {
     for (size_t i = 0; i < declared.count; i++) {
         const Range *row = &declared.rows[i];
         uint64_t address = address_of(row->start);
-        if (row->changed && address && row->kind == UNUSED)
-            push(&gone, address, address + (row->end - row->start), row->kind);
+        if (row->changed && address && !*row->digest)
+            push(&gone, address, address + (row->end - row->start));
     }
 }
 
@@ -936,8 +909,7 @@ static void certify_cut(const char *sha256) {
         (*sha256 && strcmp(wanted, sha256) != 0))
         fail("it is not of this original");
     read_elf(&original);
-    if (original.header.e_machine != EM_X86_64 || slim.load_count <= ADDED ||
-        !original.section_count)
+    if (original.header.e_machine != EM_X86_64 || slim.load_count <= ADDED)
         fail("such libraries are not cut");
     if (is_given) check_spare();
     check_headers(), check_image(), check_dynamic(), check_added();
@@ -950,17 +922,14 @@ static void certify_cut(const char *sha256) {
 static void certify_other(void) {
     if (spare.path) fail("it has no note, so no spare belongs to it");
     read_elf(&original);
-    is_overwritten = original.file.size == slim.file.size &&
-                     !memcmp(&original.header, &slim.header, sizeof slim.header);
     for (size_t i = 0; i < regions.count; i++) check_region(&regions.rows[i]);
     for (size_t i = 0; i < declared.count; i++)
-        if (declared.rows[i].kind == TRIMMED) check_trimmed(&declared.rows[i]);
-    if (!is_overwritten) check_headers();
-    sort(&checked, "headers");
-    if (is_overwritten)
-        compare(0, slim.file.data, slim.file.size), find_gone();
+        if (*declared.rows[i].digest) check_trimmed(&declared.rows[i]);
+    if (original.file.size == slim.file.size &&
+        !memcmp(&original.header, &slim.header, sizeof slim.header))
+        compare(0, slim.file.data, slim.file.size), find_gone(); /* overwritten */
     else
-        check_image(), find_gone(), check_sections(), check_uses();
+        check_headers(), check_image(), find_gone(), check_sections(), check_uses();
 }
 
 int main(int count, char **words) {
@@ -980,11 +949,8 @@ int main(int count, char **words) {
         certify_cut(digest);
     else
         certify_other();
-    uint64_t bytes = 0, trimmed = 0;
+    uint64_t bytes = 0;
     for (size_t i = 0; i < gone.count; i++) bytes += gone.rows[i].end - gone.rows[i].start;
-    for (size_t i = 0; i < declared.count; i++)
-        trimmed +=
-            declared.rows[i].kind == TRIMMED ? declared.rows[i].end - declared.rows[i].start : 0;
     printf("certified: means the same as its original without %" PRIu64 " bytes %s", bytes,
            is_cut ? "that its spare has" : "of unused GPU code");
     if (trimmed) printf("; not certified: %" PRIu64 " bytes of trimmed cubins", trimmed);

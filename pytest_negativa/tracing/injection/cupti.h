@@ -1,7 +1,7 @@
 /* CUPTI: cupti_callbacks.h, cupti_result.h. It is opened at run time. */
 #pragma once
 
-#include "images.h"
+#include "records.h"
 
 typedef struct {
     int site; /* CUpti_ApiCallbackSite: 0 enter, 1 exit */

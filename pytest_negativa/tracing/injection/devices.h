@@ -1,9 +1,18 @@
 /* The devices and the driver, as records. */
 #pragma once
 
-#include "mappings.h"
+#include "contexts.h"
+
+#include <dlfcn.h>
 
 static bool devices_known;
+
+/* Fills a struct of pointers to functions by their names; false: a library lacks one. */
+static bool find_functions(void *library, const char *const *names, size_t count, void **found) {
+    bool all = true;
+    for (size_t i = 0; i < count; i++) all &= (found[i] = dlsym(library, names[i])) != NULL;
+    return all;
+}
 
 /* cuda.h; asked of the driver that the program has loaded */
 static void record_devices(void) {

@@ -1,4 +1,4 @@
-/* The libraries that the process has mapped, as records (recorder.py). */
+/* The libraries that the process has mapped, as records (libraries.py). */
 #pragma once
 
 #include "mappings.h"
@@ -103,10 +103,20 @@ static long library_id(const char *path, uint64_t inode, bool again) {
     return id;
 }
 
-static void record_loaded_libraries(void) {
-    if (is_sample) return;
+/* What is mapped, and a record of each library that came since. */
+static void refresh_mappings(void) {
+    if (!read_mappings() || is_sample) return;
     for (size_t i = 0; i < mapping_count; i++)
         if (mappings[i].has_code && (i == 0 || mappings[i].id.inode != mappings[i - 1].id.inode ||
                                      strcmp(mappings[i].path, mappings[i - 1].path) != 0))
             library_id(mappings[i].path, mappings[i].id.inode, true);
+}
+
+static const Mapping *mapping_at(uint64_t address) {
+    if (mappings_are_current()) {
+        const Mapping *found = search_mappings(address);
+        if (found != NULL && found->has_code) return found;
+    }
+    refresh_mappings();
+    return search_mappings(address);
 }

@@ -4,20 +4,11 @@
 #include "../../native/maps.h"
 #include "contexts.h"
 
-#include <dlfcn.h>
-
 static Text maps_text;
 static Mapping *mappings; /* paths lie in maps_text; `has_code`: any part of the file has */
 static size_t mapping_count;
 static unsigned long long read_at_adds = ~0ull, read_at_subs;
 static bool maps_valid;
-
-/* Fills a struct of pointers to functions by their names; false: a library lacks one. */
-static bool find_functions(void *library, const char *const *names, size_t count, void **found) {
-    bool all = true;
-    for (size_t i = 0; i < count; i++) all &= (found[i] = dlsym(library, names[i])) != NULL;
-    return all;
-}
 
 static int note_generation(struct dl_phdr_info *info, size_t size, void *data) {
     unsigned long long *counters = data;
@@ -61,9 +52,7 @@ static bool names_memory(const char *path) {
            starts_with(path, "/dev/zero ") || starts_with(path, "/anon_hugepage ");
 }
 
-static void record_loaded_libraries(void);
-
-static void refresh_mappings(void) {
+static bool read_mappings(void) {
     unsigned long long counters[2] = {0, 0};
     dl_iterate_phdr(note_generation, counters);
     maps_text.length = 0;
@@ -72,14 +61,14 @@ static void refresh_mappings(void) {
     if (!text_read(&maps_text, "/proc/self/maps")) {
         /* In a chroot without /proc: no image can be told to lie in a library. */
         write_warning("maps-unreadable", "/proc/self/maps cannot be read", true);
-        return;
+        return false;
     }
     size_t lines = 0;
     for (char *p = maps_text.data; (p = strchr(p, '\n')) != NULL; p++) lines++;
     Mapping *bigger = realloc(mappings, (lines + 1) * sizeof *bigger);
     if (bigger == NULL) {
         lose("out of memory");
-        return;
+        return false;
     }
     mappings = bigger;
     size_t count = 0;
@@ -99,8 +88,7 @@ static void refresh_mappings(void) {
     mapping_count = count;
     read_at_adds = counters[0];
     read_at_subs = counters[1];
-    maps_valid = true;
-    record_loaded_libraries();
+    return maps_valid = true;
 }
 
 static int compare_address(const void *address, const void *row) {
@@ -118,13 +106,4 @@ static bool mappings_are_current(void) {
     unsigned long long counters[2] = {0, 0};
     dl_iterate_phdr(note_generation, counters);
     return maps_valid && counters[0] == read_at_adds && counters[1] == read_at_subs;
-}
-
-static const Mapping *mapping_at(uint64_t address) {
-    if (mappings_are_current()) {
-        const Mapping *found = search_mappings(address);
-        if (found != NULL && found->has_code) return found;
-    }
-    refresh_mappings();
-    return search_mappings(address);
 }

@@ -119,7 +119,8 @@ static int leave_range(const void *domain) {
     return level;
 }
 
-/* Wide names are not read: nobody was seen to use them. */
+/* Wide names are not read: nobody was seen to use them. NVTX itself gives NULL for wide strings,
+ * and for domains, which count as the default one. */
 static int range_push_a(const char *name) { return enter_range(NULL, name); }
 static int range_push_w(const void *name) {
     (void)name;
@@ -140,18 +141,9 @@ static int range_push_ex(const NvtxAttributes *attributes) {
 
 /* Handles: a domain's must be one of its own, a string's is its text. Programs keep both. */
 static const void *domain_create_a(const char *name) { return strdup(name != NULL ? name : ""); }
-static const void *domain_create_w(const void *name) {
-    (void)name;
-    return strdup("");
-}
 static const void *register_a(const void *domain, const char *string) {
     (void)domain;
     return string != NULL ? strdup(string) : NULL;
-}
-static const void *register_w(const void *domain, const void *string) {
-    (void)domain;
-    (void)string;
-    return strdup("");
 }
 
 /* Tell CUPTI, which is this library, the ranges from now on; 0: done. */
@@ -176,8 +168,7 @@ EXPORT int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t)) {
         {NVTX_CORE, 8, (Function)range_push_ex},      {NVTX_CORE, 9, (Function)range_push_a},
         {NVTX_CORE, 10, (Function)range_push_w},      {NVTX_CORE, 11, (Function)range_pop},
         {NVTX_CORE2, 4, (Function)domain_range_push}, {NVTX_CORE2, 5, (Function)domain_range_pop},
-        {NVTX_CORE2, 10, (Function)register_a},       {NVTX_CORE2, 11, (Function)register_w},
-        {NVTX_CORE2, 12, (Function)domain_create_a},  {NVTX_CORE2, 13, (Function)domain_create_w},
+        {NVTX_CORE2, 10, (Function)register_a},       {NVTX_CORE2, 12, (Function)domain_create_a},
     };
     /* NVTX asks once, a child perhaps before it uses CUDA. */
     if (!atomic_load(&ranges_on) && !traces_at("range")) return 0;
