@@ -159,8 +159,6 @@ class Slimmer:
         self.rows = work.rows
         self._min_hole = LEAST_HOLE
         self._begun = {} if begun is None else begun
-        # Of slimmed libraries.
-        self._holes: dict[SlimmedFile, int] = {}
         # Those that libraries had before.
         self._spares: set[Path] = set()
 
@@ -188,16 +186,12 @@ class Slimmer:
         """The number of holes of the folder's libraries, or of those that no task is to change."""
         tasks = self.work.tasks if without_tasks else ()
         changing = {task.slimmed.key for task in tasks if task.slimmed is not None}
-        entries = [
-            entry
+        notes = (
+            read_fact(self.journal.root / entry.names[0], read_note)
             for key, entry in self.journal.manifest.slimmed.items()
             if entry.spare is not None and key not in changing
-        ]
-        for entry in entries:
-            if entry not in self._holes:
-                note = read_fact(self.journal.root / entry.names[0], read_note)
-                self._holes[entry] = 0 if note is None else len(note.holes)
-        return sum(self._holes[entry] for entry in entries)
+        )
+        return sum(note.mappings for note in notes if note is not None)
 
     def run(self, on_done: OnDone, min_hole: int = LEAST_HOLE) -> list[SlimRow]:
         """Do the work, or foresee what that would do.
@@ -453,7 +447,6 @@ class Slimmer:
         try:
             if spare is not None and isinstance(file, Cut):
                 publish(file.spare, spare)
-                self._holes[entry] = file.mapped
             self._replace(task, places)
         except ReconstructError:
             if not any(is_same_file(state_at(place), FileState.of(status)) for place in places):

@@ -79,11 +79,9 @@ class Cut(Smaller, frozen=True, kw_only=True):
 
     Attributes:
         spare: the file that has its holes.
-        mapped: how many ranges of the spare it maps into them.
     """
 
     spare: Path
-    mapped: NonNegative
 
 
 @dataclass(frozen=True, slots=True)
