@@ -41,7 +41,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         reinstall: the command that installs its distribution again, if one is known.
         spare: where the pages lie that the library lacks; None: it has no spare. Library and spare
             together give the original.
-        holes: how many ranges of the spare the library maps.
+        holes: how many mappings of the spare the library has.
         replaced: digest of the earlier result in whose place this one goes. It is there if a run
             was killed in between.
     """

@@ -112,6 +112,12 @@ class Note:
         """File name of the spare."""
         return f"{self.name}.{self.pair.hex()[:16]}.spare"
 
+    @property
+    def mappings(self) -> int:
+        """How many mappings the holes cost: the kernel joins neighbours, constants or not."""
+        starts = {(hole.start, hole.protection) for hole in self.holes}
+        return len(starts - {(hole.end, hole.protection) for hole in self.holes})
+
     def pack(self) -> bytes:
         """The bytes of the note."""
         holes = b"".join(_HOLE.pack(*hole) for hole in self.holes)

@@ -14,9 +14,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.spans import size
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
+from pytest_negativa.rewriting.compact.rebuild import read_note
 from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.slimming.spares import problem_of
 from tests.support.compiling import compile_c, compile_shared
@@ -407,3 +410,21 @@ def test_hundreds_of_libraries_in_a_process(tmp_path: Path) -> None:
     command = [sys.executable, "-I", "-c", script, *map(str, libraries)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+def test_the_kernel_joins_neighbours(tmp_path: Path) -> None:
+    """Constants and GPU code among them have rows of their own, and cost one mapping."""
+    library = compile_shared("pages/constants.c", tmp_path / "libconstants.so")
+    with library.open("rb") as file:
+        constants = ELFFile(file).get_section_by_name(".rodata")
+        assert constants is not None
+        start = constants["sh_offset"]
+    code = (start + (1 << 20), start + (2 << 20))
+    made = cut_library(library, tmp_path / "lib.so", tmp_path, [], containers=[code])
+    with ByteSource(made.library) as source:
+        note = read_note(source)
+    assert note is not None
+    script = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); print(open('/proc/self/maps').read())"
+    command = [sys.executable, "-c", script, str(made.library)]
+    maps = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert maps.count(note.spare_name) == note.mappings == len(note.holes) - 2

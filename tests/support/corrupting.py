@@ -242,6 +242,8 @@ def a_segment(chance: random.Random, pair: Pair) -> Pair | None:
     if row[0] not in (PT_LOAD, 4, 7, 0x6474E550, 0x6474E552):
         return None
     column = chance.choice((0, 2, 3, 5, 6, 1) if row[0] == PT_LOAD else (0, 2, 3, 5))
+    if column == 2 and row[0] != PT_LOAD and not row[5]:
+        return None  # the place of no bytes: thread-local variables that are zero
     # A compacted library may lack the permission to run what is no code, or have it.
     bits = (1, 2, 4) if pair.spare or column == 0 else (2, 4)
     if column < 2:

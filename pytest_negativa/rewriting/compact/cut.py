@@ -206,7 +206,7 @@ def cut_library(
         note = design.spare.note
         with refusing(target, "cut", ReconstructError):
             made = write_design(source, target, design, library, spares)
-    return Cut(**asdict(made), spare=spares / note.spare_name, mapped=len(note.holes))
+    return Cut(**asdict(made), spare=spares / note.spare_name, mapped=note.mappings)
 
 
 def hole_sizes(

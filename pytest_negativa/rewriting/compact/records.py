@@ -79,7 +79,7 @@ class Cut(Smaller, frozen=True, kw_only=True):
 
     Attributes:
         spare: the file that has its holes.
-        mapped: how many ranges of the spare it maps into them.
+        mapped: how many mappings they cost, see ``Note.mappings``.
     """
 
     spare: Path
