@@ -30,15 +30,12 @@ from pytest_negativa.settings.flags import (
     flag_without_effect,
     pick_flags,
 )
-from pytest_negativa.settings.options import BY_NAME
+from pytest_negativa.settings.options import BY_NAME, PROVED
 
 MARKER = (
     "negativa_off(reason): release CUPTI while this test runs, because it needs a profiler itself; "
     "the code that it uses is not traced, so no code that it may use counts as unused"
 )
-
-# Options for which a supervisor runs the tests in a process of their own.
-_SUPERVISED = ("verifying", "healing")
 
 # Options with which pytest runs no test, so a report of unused code would mean nothing.
 _RUNS_NO_TEST = (
@@ -139,7 +136,7 @@ def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool 
     """
     flags = pick_flags(vars(namespace))
     enabled = bool(flags.get("enabled"))
-    supervised = any(flags.get(name) for name in _SUPERVISED)
+    supervised = any(flags.get(name) for name in PROVED)
     in_round = ROUND_VARIABLE in os.environ
     if not (OWN_VARIABLES & os.environ.keys() or _WARNED in config.stash):
         # A process that another session started need not say it again.

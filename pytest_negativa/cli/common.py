@@ -64,7 +64,7 @@ JOBS = click.option(
     "-j",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Work on N libraries at a time. (default: one per processor)",
+    help="Process N libraries at a time. (default: one per processor)",
 )
 
 

@@ -11,11 +11,13 @@ from pytest_negativa.cli.common import (
     COMMAND,
     FOLDER,
     PASS_ON,
+    answer,
     as_json_option,
-    encode_json,
+    fail_for,
     settings_of,
 )
-from pytest_negativa.measuring import session as measured
+from pytest_negativa.measuring.session import make_request, measure_and_write
+from pytest_negativa.reporting.measurement import render_measurement
 
 
 @click.command(context_settings=PASS_ON)
@@ -56,7 +58,7 @@ def measure(
 
     Exit status: 0, or 1 if the runs can't be compared, for instance because they end differently.
     """
-    request = measured.make_request(
+    request = make_request(
         command,
         settings_of(),
         copies=slim,
@@ -65,10 +67,8 @@ def measure(
         cold=cold,
         environ=os.environ,
     )
-    measurement = measured.measure_and_write(request)
-    if as_json:
-        click.echo(encode_json(measurement), nl=False)
-        status = measured.report_failures(measurement)
-    else:
-        status = measured.show(measurement, request.folder)
-    click.get_current_context().exit(status)
+    measurement = measure_and_write(request)
+    paragraphs = (*render_measurement(measurement), f"Files in {request.folder}")
+    then = None if measurement.failures else "negativa lock"
+    answer(measurement, paragraphs, as_json=as_json, then=then)
+    fail_for(measurement.failures)

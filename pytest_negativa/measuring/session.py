@@ -50,9 +50,7 @@ from pytest_negativa.processes.redirect import (
     why_unsupported,
     write_table,
 )
-from pytest_negativa.reporting.measurement import FIGURES, render_measurement
-from pytest_negativa.reporting.next_command import next_line
-from pytest_negativa.reporting.text import print_error
+from pytest_negativa.reporting.measurement import FIGURES
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import RunsFolder
 from pytest_negativa.storage.system import read_head
@@ -424,23 +422,6 @@ def measure_and_write(request: MeasureRequest) -> Measurement:
     measurement = measure(request, _say)
     write_record(request.folder / "measurement.json", measurement, indent=1)
     return measurement
-
-
-def show(measurement: Measurement, folder: Path) -> int:
-    """Print the tables and the failures; the exit status."""
-    sys.stdout.write("\n\n".join([*render_measurement(measurement), f"Files in {folder}\n"]))
-    sys.stdout.flush()
-    status = report_failures(measurement)
-    if not status:
-        _say(next_line("negativa lock"))
-    return status
-
-
-def report_failures(measurement: Measurement) -> int:
-    """Print the failures to stderr; the exit status."""
-    for failure in measurement.failures:
-        print_error(failure)
-    return 1 if measurement.failures else 0
 
 
 def _say(line: str) -> None:

@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -40,13 +40,14 @@ def program_of(config: pytest.Config, settings: Settings) -> Program:
     debugged = any(getattr(namespace, name, False) for name in ("usepdb", "trace"))
     captures = namespace.capture
     command = _command(config)
+    end = command.index("--") if "--" in command else len(command)
     # For rounds that run some tests again. Reports: see ``round_reports``.
     added = ["--maxfail=0"]
     if config.pluginmanager.has_plugin("cacheprovider"):
         added += ["-o", f"cache_dir={RunsFolder(Path(settings.directory)).pytest_cache}"]
     return Program(
         command=command,
-        again=_with_options(command, added),
+        again=(*command[:end], *added, *command[end:]),
         cwd=config.invocation_params.dir,
         root=config.rootpath,
         environ=os.environ,
@@ -71,12 +72,6 @@ def _command(config: pytest.Config) -> tuple[str, ...]:
         # With the interpreter's own options (-X, -W, -m).
         return (sys.executable, *sys.orig_argv[1:])
     return (sys.executable, "-m", "pytest", *map(str, config.invocation_params.args))
-
-
-def _with_options(command: Sequence[str], added: Sequence[str]) -> tuple[str, ...]:
-    words = list(command)
-    at = words.index("--") if "--" in words else len(words)
-    return (*words[:at], *added, *words[at:])
 
 
 def replace_process(settings: Settings, program: Program) -> NoReturn:

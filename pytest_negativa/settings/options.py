@@ -112,9 +112,9 @@ class Option(NamedTuple):
 MODES = ("enabled", "verifying", "healing")
 """Modes of a session: the names of the switches."""
 
-# What requires which of them.
+PROVED = ("verifying", "healing")
+"""Those for which a supervisor runs the tests in a process of their own."""
 _TRACED = ("enabled",)
-_PROVED = ("verifying", "healing")
 
 _BY_LIBRARY = (
     "A GLOB before it limits each library that the glob matches, and the first that matches counts."
@@ -149,7 +149,7 @@ OPTIONS: tuple[Option, ...] = (
         value="RUN",
         help="Use this traced run, not the last: its id, its folder or a URL.",
         in_file=False,
-        requires=_PROVED,
+        requires=PROVED,
         excludes=("enabled",),
     ),
     Option(
@@ -302,7 +302,7 @@ OPTIONS: tuple[Option, ...] = (
         value="{overwritten,compacted}",
         default="overwritten",
         help="Overwrite unused GPU code in copies, or remove it as slim does.",
-        requires=_PROVED,
+        requires=PROVED,
     ),
     Option(
         name="verify.rerun",
@@ -312,7 +312,7 @@ OPTIONS: tuple[Option, ...] = (
         detail="A test is flaky if the originals alone gave both outcomes. If not set: 20 times; "
         "after 40% of the suite's time, 3 times. All tests run once if the copies left out work of "
         "the traced run. 0 reruns nothing.",
-        requires=_PROVED,
+        requires=PROVED,
     ),
     Option(
         name="verify.timeout",
@@ -320,7 +320,7 @@ OPTIONS: tuple[Option, ...] = (
         value="SECONDS",
         help="End a run if no test begins or ends for this long; 0 never does.",
         detail="If not set: 5 times the longest such time of the traced run, at least 5 minutes.",
-        requires=_PROVED,
+        requires=PROVED,
     ),
     Option(
         name="verify.tolerate",
@@ -330,7 +330,7 @@ OPTIONS: tuple[Option, ...] = (
         detail="The verdict lists them as tolerated.",
         is_repeated=True,
         has_commas=True,
-        requires=_PROVED,
+        requires=PROVED,
     ),
     Option(
         name="verify.opened_originals",
@@ -341,7 +341,7 @@ OPTIONS: tuple[Option, ...] = (
         "While the tests run on the copies, each other process that opens an original may run on "
         "it, and the library is not proved. The verdict notes what was opened.",
         is_repeated=True,
-        requires=_PROVED,
+        requires=PROVED,
     ),
     Option(
         name="reports.formats",
