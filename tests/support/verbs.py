@@ -9,5 +9,5 @@ VERBS = frozenset(
      "Make", "Measure", "Overwrite", "Plan", "Print", "Process", "Put", "Read", "Record",
      "Remove", "Replay", "Report", "Rerun", "Run", "Sample", "Search", "Select", "Send", "Set",
      "Show", "Start", "State", "Strip", "Take", "Tell", "Trace", "Use", "Verify", "Widen",
-     "Work", "Write")
+     "Write")
 )  # fmt: skip
