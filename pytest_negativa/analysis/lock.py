@@ -32,7 +32,13 @@ from pytest_negativa.models.plan import KeepReason, LibraryPlan, may_be
 from pytest_negativa.models.settings import Granularity, Settings
 from pytest_negativa.models.spans import PAGE_SIZE, around, covers
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, Role, TracedLibrary, Usage
-from pytest_negativa.planning.lock import lock_or_leave, make_lock, widen_library
+from pytest_negativa.planning.keep_needed import keeps_more
+from pytest_negativa.planning.lock import (
+    lock_or_leave,
+    make_lock,
+    plan_from_lock,
+    widen_library,
+)
 from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.tree import soname_of
@@ -279,17 +285,9 @@ def _require_here(lock: Lock, usage: Usage, here: Collection[str]) -> None:
 def _widen_by_plan(locked: LockedLibrary, plan: LibraryPlan) -> LockedLibrary:
     with ByteSource(plan.library.path) as source:
         library_map = _map_of(locked, source, plan.library.path)
-    kept = {d.start for d in plan.decisions if d.kept}
-    trimmed = {cubin.start: set(cubin.kept) for cubin in plan.trimmed}
-    whole = {
-        code.offset
-        for code in locked.kept
-        if code.functions is not None
-        and code.offset in kept
-        and not trimmed.get(code.offset, {None}) <= set(code.functions)
-    }
-    used = dict.fromkeys(kept, _USED)
-    return widen_library(locked, library_map, used, KeepReason.LOADED, whole)
+    more = keeps_more(plan, plan_from_lock(locked, library_map))
+    used = dict.fromkeys(more, _USED)
+    return widen_library(locked, library_map, used, KeepReason.LOADED, more)
 
 
 def _map_of(locked: LockedLibrary, source: ByteSource, path: str) -> LibraryMap:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -39,20 +39,33 @@ def find_needed(planned: Iterable[AnalyzedLibrary], needs: Collection[Need]) -> 
                     break
 
 
+def keeps_more(plan: LibraryPlan, other: LibraryPlan) -> frozenset[int]:
+    """Starts of the elements and frames of which a plan keeps more than the other one.
+
+    A cubin that lost the wrong function was another program to the driver.
+    """
+    removed = {d.start for d in other.decisions if not d.kept and d.size}
+    own, others = ({c.start: {*c.kept} for c in one.trimmed} for one in (plan, other))
+    removed.update(s for s, kept in others.items() if s not in own or not own[s] <= kept)
+    return frozenset(d.start for d in plan.decisions if d.kept and d.start in removed)
+
+
 def keep_needed(plan: LibraryPlan, needs: Iterable[Need]) -> LibraryPlan:
     """The plan with the spans of needs kept as a whole, for the reasons that these name.
 
-    A cubin that lost the wrong function was another program to the driver, so it gets all of them
-    back. Needs of other libraries are ignored.
+    Needs of other libraries are ignored.
     """
     own = (need for need in needs if need.is_of(plan.library))
     why = {span.start: need.reason for need in own for span in need.spans}
+    return keep(plan, why, KeepReason.HEALED)
+
+
+def keep(plan: LibraryPlan, why: Mapping[int, str], reason: KeepReason) -> LibraryPlan:
+    """The plan with elements and frames kept as a whole: details by their start."""
     return replace(
         plan,
         decisions=tuple(
-            replace(d, kept=True, reason=KeepReason.HEALED.value, detail=why[d.start])
-            if d.start in why
-            else d
+            replace(d, kept=True, reason=reason.value, detail=why[d.start]) if d.start in why else d
             for d in plan.decisions
         ),
         trimmed=tuple(cubin for cubin in plan.trimmed if cubin.start not in why),

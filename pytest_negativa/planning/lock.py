@@ -41,6 +41,7 @@ from pytest_negativa.models.plan import (
 from pytest_negativa.models.reconstruction import FILL
 from pytest_negativa.models.spans import covers
 from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary, Verdict
+from pytest_negativa.planning.keep_needed import keep
 from pytest_negativa.planning.reachable import reachable_code
 
 _SPAN = struct.Struct("<QQ")
@@ -208,14 +209,7 @@ def widen_library(
     """
     plan = plan_from_lock(locked, library_map)
     added = {d.start for d in plan.decisions if not d.kept} & missed.keys()
-    plan = replace(
-        plan,
-        decisions=tuple(
-            Decision(d.start, d.end, True, reason.value, missed[d.start]) if d.start in added else d
-            for d in plan.decisions
-        ),
-        trimmed=tuple(cubin for cubin in plan.trimmed if cubin.start not in whole),
-    )
+    plan = keep(plan, {**dict.fromkeys(whole, ""), **{s: missed[s] for s in added}}, reason)
     kept = (replace(code, functions=None) if code.offset in whole else code for code in locked.kept)
     blocks = {block.payload.start: block for block in library_map.iter_code()}
     new = (_kept_code(d, blocks[d.start]) for d in plan.decisions if d.start in added)

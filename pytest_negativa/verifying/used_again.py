@@ -12,11 +12,10 @@ from itertools import chain
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import LibraryIdentity
-from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.trace import UNENDED, LibraryUsage, TracedLibrary, Usage, UsageWarning
 from pytest_negativa.models.verdict import Need, Witness
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
-from pytest_negativa.planning.keep_needed import iter_removed
+from pytest_negativa.planning.keep_needed import keeps_more
 from pytest_negativa.planning.locate import locate_library
 
 
@@ -72,8 +71,9 @@ def used_again(planned: Iterable[AnalyzedLibrary], usage: Usage, ptx: str) -> li
             KeepPolicy(ptx=ptx, granularity=one.plan.granularity),
         )
         kernels = {use.name: use.first for use in plan.used_kernels}
-        for block in iter_removed(one.library_map, one.plan):
-            if not _keeps_more(plan, one.plan, block.payload.start):
+        more = keeps_more(plan, one.plan)
+        for block in one.library_map.iter_code():
+            if block.payload.start not in more:
                 continue
             names = sorted(one.library_map.functions_of(block.content) & kernels.keys())
             first = kernels[names[0]] if names else None
@@ -98,11 +98,3 @@ def _is_same(traced: TracedLibrary, library: LibraryIdentity) -> bool:
     if traced.path == library.path or None not in (traced.sha256, library.sha256):
         return traced.path == library.path or traced.sha256 == library.sha256
     return (traced.size, traced.build_id) == (library.size, library.build_id)
-
-
-def _keeps_more(plan: LibraryPlan, other: LibraryPlan, start: int) -> bool:
-    """Whether a plan keeps more than the other one of the block that begins at ``start``."""
-    if not any(d.kept for d in plan.decisions if d.start == start):
-        return False
-    own, others = ({c.start: {*c.kept} for c in p.trimmed} for p in (plan, other))
-    return start not in own or start not in others or not own[start] <= others[start]

@@ -151,6 +151,10 @@ class Project:
     def verdict(self) -> Any:
         return json.loads((self.run / "verdict.json").read_text())
 
+    def healed(self) -> list[Any]:
+        """What healing gave back."""
+        return [need for need in self.verdict["needs"] if need["kept"]]
+
     def differences(self) -> dict[str, tuple[str | None, str | None]]:
         return {
             test["nodeid"].partition("::")[2]: (test["before"], test["after"])
@@ -265,7 +269,7 @@ def test_kernel_granularity(project: Project, eager: bool) -> None:
     # Not found, and so not run: cudaErrorSymbolNotFound. The driver's word is heard, too.
     assert (project.folder / "error").read_text() == "500"
     verdict = project.verdict
-    [work] = verdict["work"]
+    [work] = verdict["needs"]
     assert work["kernel"] == "_Z8idle_2_2Pi" and "error 500" in work["note"]
     assert verdict["granularity"] == "kernel"
     assert len(verdict["libraries"]) == LIBRARIES
@@ -290,9 +294,9 @@ def test_a_used_function_is_missed(project: Project, fault: PlantedFault) -> Non
     out = project.pytest("--negativa-heal")
     verdict = project.verdict
     assert verdict["proved"]
-    [needed] = verdict["healed"]
+    [needed] = project.healed()
     assert Path(needed["library"]).name == "libmany1.so"
-    assert needed["test"].endswith("test_kernel[1-1]")
+    assert needed["nodeid"].endswith("test_kernel[1-1]")
     # All code of the cubin was given back; the others stay trimmed.
     rows = {Path(row["path"]).name: row for row in verdict["libraries"]}
     assert len(rows["libmany1.so"]["trimmed"]) == KERNELS - 1
@@ -328,7 +332,7 @@ def test_a_test_goes_on_without_the_gpu(project: Project, fault: PlantedFault) -
     assert rows["libmany0.so"] == "not proved"
 
     project.pytest("--negativa-heal", "--negativa-rerun=1", *selected)
-    assert project.verdict["proved"] and len(project.verdict["healed"]) == 1
+    assert project.verdict["proved"] and len(project.healed()) == 1
 
 
 @pytest.mark.planted_fault(
@@ -462,10 +466,10 @@ def test_healing_finds_what_was_planted(project: Project, count: int) -> None:
     assert len({library for library, _ in planted}) == min(count, LIBRARIES)
     out = project.pytest("--negativa-heal")
     verdict = project.verdict
-    healed = verdict["healed"]
+    healed = project.healed()
     assert verdict["proved"]
-    assert {(span["library"], span["start"]) for span in healed} == planted
-    assert {span["found_by"] for span in healed} == {"refused by the driver on the copies alone"}
+    assert {(n["library"], start) for n in healed for start, _ in n["spans"]} == planted
+    assert {need["witness"] for need in healed} == {"refused by the driver on the copies alone"}
     found = "the driver refused it to test_many.py::test_kernel"
     assert found in out
     reasons = [

@@ -215,7 +215,7 @@ def test_the_other_name():
         "lib.so": "proved",
         "hard.so": "proved",
     }
-    assert project.verdict["work"] == [] and len(project.verdict["rounds"]) == 1
+    assert project.verdict["needs"] == [] and len(project.verdict["rounds"]) == 1
 
 
 @pytest.mark.nightly
