@@ -25,7 +25,6 @@ import pytest
             "pytest_negativa.analysis.inspect",
             "rich tabulate cupti multiprocessing importlib.metadata",
         ),
-        ("pytest_negativa.cli.inspect", "yaml pytest_negativa.images.report"),
     ],
 )
 def test_import_brings_only_what_is_needed(module: str, unwanted: str) -> None:
