@@ -379,7 +379,9 @@ def check_copies(reconstruction: Reconstruction) -> tuple[str, ...]:
     """
     problems = []
     copies = reconstruction.libraries
-    is_blind = bool(copies) and not _shows_mapped_writes(Path(reconstruction.root))
+    is_blind = any(Path(one.copy).exists() for one in copies) and not _shows_mapped_writes(
+        Path(reconstruction.root)
+    )
     for library in copies:
         for path, known, digest in (
             (library.copy, library.copy_state, library.copy_sha256 if is_blind else None),

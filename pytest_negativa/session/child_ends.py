@@ -1,4 +1,4 @@
-"""Failed children (``subprocess``, ``asyncio``) of a test: their exit status, which signals.
+"""Failed children of a test (``subprocess``, ``asyncio``, ``os.system``): exit status, signals.
 
 A test may ignore the exit status of a child, and nothing else tells that a child without the GPU
 failed.
@@ -23,21 +23,34 @@ class ChildEnds:
 
     def __init__(self) -> None:
         self._failed: set[str] = set()
+        self._system = os.system
         self._attribute = property(lambda process: process.__dict__.get("returncode"), self._note)
 
     def start(self) -> None:
         """Note them from now on."""
         setattr(subprocess.Popen, "returncode", self._attribute)  # noqa: B010 (a new one)
+        os.system = self._run
 
     def stop(self) -> None:
         """Note no more of them, unless a session within this one did so already."""
         if vars(subprocess.Popen).get("returncode") is self._attribute:
             delattr(subprocess.Popen, "returncode")
+        if os.system == self._run:
+            os.system = self._system
+
+    def _run(self, command: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> int:
+        status = self._system(command)
+        self._add(command, os.waitstatus_to_exitcode(status))
+        return status
 
     def _note(self, process: subprocess.Popen[bytes], status: int | None) -> None:
         process.__dict__["returncode"] = status
-        if status is not None and (status > 0 or -status in _CRASHES):
-            self._failed.add(f"{_program(process.args)} ended with {status}")
+        if status is not None:
+            self._add(process.args, status)
+
+    def _add(self, command: object, status: int) -> None:
+        if status > 0 or -status in _CRASHES:
+            self._failed.add(f"{_program(command)} ended with {status}")
 
     def take(self) -> list[str]:
         """Those since the last call: program and status."""

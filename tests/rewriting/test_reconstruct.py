@@ -552,6 +552,12 @@ class TestChecking:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         assert check_copies(made) == (f"{path} changed while the tests ran",)
 
+    def test_all_copies_are_gone(self, planned: Planned, root: Path) -> None:
+        made = reconstruct(planned, root)
+        shutil.rmtree(root)
+        gone = (f"{one.copy} was removed while the tests ran" for one in made.libraries)
+        assert check_copies(made) == tuple(gone)
+
     @pytest.mark.parametrize("folder", ["/dev/shm", None], ids=["tmpfs", "disk"])
     @pytest.mark.planted_fault(
         "A process writes into a copy through a mapping, which changes no time on tmpfs.",
