@@ -32,7 +32,7 @@ _MARKER = re.compile(r"^<!-- generated: (\S+) -->$", re.MULTILINE)
 _LISTS = re.compile(r"^(Attributes|Args|Returns|Raises):\n", re.MULTILINE)
 _FIELD = re.compile(r"^ {4}(\w[\w, ]*):\s+(.*(?:\n {5,}.*)*)", re.MULTILINE)
 _EVERYWHERE = {
-    "format_version": "of this form; other versions are refused",
+    "format": "number of this form; others are refused",
     "type": "tells the records apart",
 }
 
@@ -263,19 +263,6 @@ def generate_api() -> Iterator[str]:
             yield _table(("record", "meaning"), rows)
 
 
-def generate_versions() -> Iterator[str]:
-    """The version of each file format, from the models."""
-    yield _table(
-        ("format", "version"),
-        (
-            (f"`{module}.{name}`", str(value))
-            for module in _models()
-            for name, value in inspect.getmembers(importlib.import_module(module))
-            if name.endswith("_VERSION")
-        ),
-    )
-
-
 def _models() -> list[str]:
     return [f"{models.__name__}.{module.name}" for module in pkgutil.iter_modules(models.__path__)]
 
@@ -421,7 +408,6 @@ GENERATORS: Mapping[str, Callable[[], Iterator[str]]] = {
     "hooks": generate_hooks,
     "fixture": generate_fixture,
     "api": generate_api,
-    "versions": generate_versions,
     "planted-faults": generate_planted_faults,
     "witnesses": generate_witnesses,
 }

@@ -36,10 +36,6 @@ import zlib
 
 import msgspec
 
-JSON_VERSION = 3
-"""Of the JSON output. History: 3 has no code by distribution; 2 has a list of
-devices in each summary; 1 is the first."""
-
 _NO_LIBRARIES = '"libraries": []'
 
 """Called with the bytes of libraries done and of all libraries."""
@@ -185,7 +181,6 @@ def take_json(
 def render_json(inspected: Sequence[InspectedSet], texts: Mapping[Path, bytes]) -> Iterator[str]:
     """The JSON output in parts; ``negativa schema inspection`` prints its schema."""
     document = Inspection(
-        format_version=JSON_VERSION,
         libraries=(),
         errors=tuple(utf8(str(e)) for s in inspected for e in errors_of(s)),
     )

@@ -25,7 +25,6 @@ from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.library import CodeFinder, LibraryMap, Scope
 from pytest_negativa.models.listing import (
-    MISSES_VERSION,
     CodeKind,
     MissedCode,
     MissedLibrary,
@@ -79,9 +78,7 @@ def report_misses(
     for (row, *_), found in run_tasks(LocalProcesses(), partial(_add_code, top), tasks, len(tasks)):
         done[row.sha256] = replace(row, unknown=found) if isinstance(found, Lost) else found
         on_done(sum(sizes[sha256] for sha256 in done), sum(sizes.values()))
-    return Listing(
-        format_version=MISSES_VERSION, rows=tuple(done.get(row.sha256, row) for row in rows)
-    )
+    return Listing(rows=tuple(done.get(row.sha256, row) for row in rows))
 
 
 def libraries_in(places: Sequence[Path], names: Collection[str]) -> list[Path]:

@@ -26,7 +26,7 @@ from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.hostcode.gather import gather, with_pages, with_pages_of
 from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportContents
-from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport
+from pytest_negativa.models.report import LibraryRow, RunReport
 from pytest_negativa.models.settings import (
     ReportFormat,
     Reports,
@@ -270,7 +270,6 @@ def build_report(
     """Rows, totals and everything a reader must know, the largest libraries first."""
     usage = analysis.usage
     report = RunReport(
-        format_version=REPORT_VERSION,
         run_id=run_id,
         directory=directory,
         devices=tuple(dict.fromkeys(f"{d.name} ({d.compute_capability})" for d in usage.devices)),

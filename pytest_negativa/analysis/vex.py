@@ -28,7 +28,6 @@ from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.vex import (
     OPENVEX,
-    VULNERABILITIES_VERSION,
     Vulnerabilities,
     Vulnerability,
     VulnerableCode,
@@ -62,7 +61,6 @@ def load_vulnerabilities(path: Path) -> Vulnerabilities:
     found, _ = decode_yaml(
         read_input(path, _MAX_BYTES),
         Vulnerabilities,
-        VULNERABILITIES_VERSION,
         origin=path,
         max_items=_MAX_ITEMS,
         what="a list of vulnerabilities",

@@ -8,7 +8,6 @@ from pytest_negativa.analysis.doctor import machine_facts
 from pytest_negativa.cli.common import answer, as_json_option, runs_of, settings_of
 from pytest_negativa.errors import ExitStatus
 from pytest_negativa.models.base import Listing
-from pytest_negativa.models.listing import LISTING_VERSION
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 
@@ -28,7 +27,7 @@ def doctor(as_json: bool) -> None:
     obstacles = [f"- {printable(fact.obstacle)}" for fact in facts if fact.obstacle]
     can = "cannot" if obstacles else "can"
     answer(
-        Listing(format_version=LISTING_VERSION, rows=facts),
+        Listing(rows=facts),
         (
             format_table("ll", ("what", "found"), rows, names=(1,), fold=True),
             "\n".join((f"GPU code {can} be traced here", *obstacles)),

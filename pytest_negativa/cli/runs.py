@@ -17,7 +17,7 @@ from pytest_negativa.cli.common import (
 )
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.models.base import Listing
-from pytest_negativa.models.listing import LISTING_VERSION, RunRow
+from pytest_negativa.models.listing import RunRow
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
@@ -61,7 +61,7 @@ def _list(folder: RunsFolder, *, as_json: bool) -> None:
         )
         for run in folder.runs()
     )
-    listing = Listing(format_version=LISTING_VERSION, rows=runs)
+    listing = Listing(rows=runs)
     rows = [
         (row.run_id, "latest" if row.is_latest else "", row.state, format_bytes(row.size))
         for row in listing.rows

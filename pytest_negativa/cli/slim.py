@@ -39,7 +39,6 @@ from pytest_negativa.hostcode.gather import load_touched
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import is_package
 from pytest_negativa.models.base import Listing
-from pytest_negativa.models.listing import LISTING_VERSION
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.slimming import UNMET, SlimRow, SlimStatus
 from pytest_negativa.reporting.progress import Progress
@@ -548,7 +547,7 @@ def print_rows(
         then: the next command, if all went well.
     """
     if as_json:
-        click.echo(encode_json(Listing(format_version=LISTING_VERSION, rows=tuple(rows))), nl=False)
+        click.echo(encode_json(Listing(rows=tuple(rows))), nl=False)
     elif text := render_rows(rows, nothing, top=top):
         show(text)
     errors = [*render_problems(rows), *([] if failure is None else [failure])]

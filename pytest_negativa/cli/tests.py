@@ -30,7 +30,6 @@ from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.coverage import KernelRun
 from pytest_negativa.models.listing import (
-    LISTING_VERSION,
     LaunchRange,
     LibraryKernels,
     ListedKernel,
@@ -272,7 +271,7 @@ def tests(
 
 
 def _listing(run: Run, rows: tuple[_T, ...], listed: str | None = None) -> Listing[_T]:
-    return Listing(format_version=LISTING_VERSION, run_id=run.run_id, listed=listed, rows=rows)
+    return Listing(run_id=run.run_id, listed=listed, rows=rows)
 
 
 def _first(
@@ -429,7 +428,6 @@ def needs(
     )
     new = runs_of(settings).new_run() if write else None
     listing = NeedList(
-        format_version=LISTING_VERSION,
         run_id=run.run_id,
         chosen=len(chosen),
         tests=len(recorded),

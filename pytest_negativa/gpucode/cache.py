@@ -24,13 +24,13 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.base import UNDECODABLE
-from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap, Scope
+from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.summary import LibrarySummary
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, write_atomically
 from pytest_negativa.storage.maps import decode_map, encode_map
 from pytest_negativa.storage.system import read_regular
 
-# A change in what the reader finds raises it, so that old entries are not found.
+# A change in what the reader finds, or in the format, raises it: old entries are not found then.
 _READER_VERSION = 9
 _SUFFIX = ".map"
 # Bytes of all entries when a cache is opened: above it, those go that were used longest ago.
@@ -68,7 +68,6 @@ class MapCache:
         """
         state = source.state
         identity = (
-            FORMAT_VERSION,
             self._reader_version,
             *(state.size, state.mtime_ns, state.ctime_ns, state.inode),
             f"build-id {build_id}" if build_id else f"sha256 {source.sha256()}",

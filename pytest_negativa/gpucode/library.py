@@ -25,7 +25,6 @@ from pytest_negativa.gpucode.slimmed import AddressSpace, read_marker, whole_sec
 from pytest_negativa.gpucode.source import ByteSource, Readable
 from pytest_negativa.models.file_kinds import is_spare
 from pytest_negativa.models.library import (
-    FORMAT_VERSION,
     Compression,
     Content,
     Element,
@@ -198,7 +197,6 @@ class _Reader:
     ) -> LibraryMap:
         """Make the map, once all sections are read."""
         return LibraryMap(
-            format_version=FORMAT_VERSION,
             library=LibraryIdentity(
                 path=source.path,
                 size=source.size,

@@ -22,7 +22,7 @@ from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
 from pytest_negativa.gpucode.elf_tables import PT_LOAD, ProgramHeader
 from pytest_negativa.gpucode.scan import FATBIN_SECTIONS
 from pytest_negativa.gpucode.source import ByteSource, read_fact
-from pytest_negativa.models.base import UNDECODABLE, NonNegative
+from pytest_negativa.models.base import UNDECODABLE, NonNegative, Record, Versioned
 from pytest_negativa.models.spans import covers, union
 
 SLIMMED = (
@@ -33,9 +33,6 @@ SLIMMED = (
 
 WHOLE = ".whole"
 """Prefix of the name of a section that lost pages; its pieces have the name without it."""
-
-MARKER_VERSION = 2
-"""Of slimmed files. 1 has no sections ``.whole``, so the places of the old ones are not known."""
 
 _MAX_MARKER_SIZE = 1 << 16
 
@@ -53,16 +50,14 @@ def has_marker(source: ByteSource) -> bool:
         return False
 
 
-class Marker(msgspec.Struct, frozen=True):
+class Marker(Versioned, Record, frozen=True, kw_only=True, omit_defaults=True):
     """The JSON about the original.
 
     Attributes:
-        compacted: the version of the marker.
         size_before: size of the original, bytes.
         spare: file name of the spare that has the rest; None if there is none.
     """
 
-    compacted: int
     size_before: NonNegative
     spare: str | None = None
 
@@ -85,19 +80,14 @@ def read_marker(source: ByteSource, host: HostElf) -> Marker:
             source.path, offset, f"section .negativa has {size:,} bytes; damaged: install it again"
         )
     try:
-        marker = msgspec.json.decode(source.read(offset, size), type=Marker)
+        return msgspec.json.decode(source.read(offset, size), type=Marker)
     except UNDECODABLE as e:
-        raise FormatError(
-            source.path, offset, f"section .negativa: {e}; damaged: install it again"
-        ) from e
-    if marker.compacted != MARKER_VERSION:
         raise FormatError(
             source.path,
             offset,
-            f"section .negativa is of version {marker.compacted}, expected {MARKER_VERSION}; "
-            "slimmed by another release of pytest-negativa: undo or reinstall, and slim again",
-        )
-    return marker
+            f"section .negativa: {e}; damaged, or slimmed by another release of pytest-negativa: "
+            "undo or reinstall, and slim again",
+        ) from e
 
 
 # Bytes. A crafted file can state any number of zeros for free. A slimmed library has fewer of them

@@ -27,7 +27,6 @@ from pytest_negativa.gpucode.elf_tables import (
 )
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.hostcode import (
-    HOST_REPORT_VERSION,
     HostLibrary,
     HostReport,
     HostRow,
@@ -174,7 +173,6 @@ def summarize(usage: HostUsage) -> HostReport:
     """Rows and totals; functions are counted if the library is still where it was."""
     rows = map(_row, usage.libraries)
     return HostReport(
-        format_version=HOST_REPORT_VERSION,
         run_ids=usage.run_ids,
         processors=tuple(dict.fromkeys(processor.model for processor in usage.processors)),
         processes=sum(usage.processes.values()),

@@ -32,8 +32,6 @@ from pytest_negativa.hostcode.page_logs import (
 from pytest_negativa.models.base import Record
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.hostcode import (
-    HOST_FILES_VERSION,
-    HOST_USAGE_VERSION,
     FileKey,
     HostFile,
     HostFiles,
@@ -176,7 +174,6 @@ def unite(usages: Sequence[HostUsage]) -> HostUsage:
             by_content[library.sha256].append(library)
     processors = {processor for usage in usages for processor in usage.processors}
     return HostUsage(
-        format_version=HOST_USAGE_VERSION,
         processors=tuple(sorted(processors, key=lambda p: (p.model, p.flags))),
         # A run may have been gathered before all of its processes began.
         processes={
@@ -226,7 +223,7 @@ def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
     if not run.page_log_files.exists():
         if not run.host_usage_file.exists():
             return None
-        return _load(run.host_usage_file, HostUsage, HOST_USAGE_VERSION)
+        return _load(run.host_usage_file, HostUsage)
     record = load_files(run)
     known = {f.file: f for f in (*known_files, *record.files)}
     processes = read_page_logs(run.page_logs)
@@ -254,7 +251,6 @@ def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
     usage = unite(
         [
             HostUsage(
-                format_version=HOST_USAGE_VERSION,
                 processors=(record.processor,),
                 processes={run.run_id: len(processes)},
                 libraries=tuple(describe(known[key], pages[key]) for key in pages if key in known),
@@ -268,7 +264,7 @@ def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
         files = tuple(known.values())
         write_record(
             run.page_log_files,
-            HostFiles(format_version=HOST_FILES_VERSION, processor=record.processor, files=files),
+            HostFiles(processor=record.processor, files=files),
         )
     write_record(run.host_usage_file, usage)
     return usage
@@ -280,7 +276,7 @@ def load_files(run: Run) -> HostFiles:
     Raises:
         StoreError: they can't be read, or the run has no logs.
     """
-    return _load(run.page_log_files, HostFiles, HOST_FILES_VERSION)
+    return _load(run.page_log_files, HostFiles)
 
 
 def require_usage(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage:
@@ -309,7 +305,7 @@ def load_touched(named: str, runs: RunsFolder) -> HostUsage:
         StoreError: it has none, or they can't be read.
     """
     if Path(named).is_file():
-        return _load(Path(named), HostUsage, HOST_USAGE_VERSION)
+        return _load(Path(named), HostUsage)
     return require_usage(runs.find(named))
 
 
@@ -338,8 +334,8 @@ def combine(run: Run, parts: Sequence[Run], paths: PathRules) -> HostUsage | Non
     return usage
 
 
-def _load(path: Path, kind: type[_T], version: int) -> _T:
-    return load_record(path, kind, version, "a trace of CPU code", "trace again")
+def _load(path: Path, kind: type[_T]) -> _T:
+    return load_record(path, kind, "a trace of CPU code", "trace again")
 
 
 def with_pages(usage: Usage, run: Run) -> Usage:

@@ -26,7 +26,6 @@ from pytest_negativa.installed.record import RECORD, code_files, code_lines, dig
 from pytest_negativa.models.code_files import name_of_files
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES, FileKind
 from pytest_negativa.models.image import (
-    IMAGE_REPORT_VERSION,
     ImageLibrary,
     ImagePackage,
     ImageReport,
@@ -98,7 +97,6 @@ def report_image(
     ]
     libraries = sorted(rows, key=lambda row: (-row.code_bytes, row.path))
     return ImageReport(
-        format_version=IMAGE_REPORT_VERSION,
         root=utf8(str(tree.root)),
         run_id=None if suite is None else suite.run_id,
         devices=tuple(map(str, devices)),

@@ -30,7 +30,6 @@ from pytest_negativa.measuring.sampler import (
 )
 from pytest_negativa.models.file_kinds import ELF_MAGIC
 from pytest_negativa.models.measurement import (
-    MEASUREMENT_VERSION,
     Comparison,
     Loading,
     LoadingResult,
@@ -163,7 +162,6 @@ class _Experiment:
             for variant in (Variant.ORIGINAL, Variant.SLIM)
         )
         return Measurement(
-            format_version=MEASUREMENT_VERSION,
             command=self._request.command,
             copies_root=self._root,
             libraries=self._originals,

@@ -20,10 +20,11 @@ class Line(Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="rec
     """Base of the lines of a file that processes append to as things happen."""
 
 
-class Versioned(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The first base of the records that are files; alone it reads the version of any of them."""
+class Versioned(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="format", tag=1):
+    """The first base of the records that are files: their first key is ``format``.
 
-    format_version: int
+    A record whose format changes raises its own ``tag``. Files of other formats are refused.
+    """
 
 
 _T = TypeVar("_T")

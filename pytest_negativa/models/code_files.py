@@ -15,7 +15,6 @@ from pytest_negativa.arch import ElementKind, SmArch
 from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import (
-    FORMAT_VERSION,
     Compression,
     Element,
     LibraryIdentity,
@@ -24,10 +23,6 @@ from pytest_negativa.models.library import (
     Section,
 )
 from pytest_negativa.models.spans import Span
-
-OPENED_VERSION = 3
-"""Of ``opened.json``. History: 3 has ``rows``; 2 has digest and size of a file as a list; 1
-is the first."""
 
 
 class WatchedFiles(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -83,7 +78,6 @@ def map_files(site: str, distribution: str, digest: str, sizes: Mapping[str, int
         file_kind=FileKind.FILES,
     )
     return LibraryMap(
-        format_version=FORMAT_VERSION,
         library=library,
         scope=Scope(headers_only=True),
         sections=(Section(name="", span=Span(0, end), vaddr=0, frames=tuple(elements)),),

@@ -8,18 +8,6 @@ from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.spans import Span, size
 
-HOST_USAGE_VERSION = 3
-"""Of ``cpu.json``. History: 3 tells the choice of tests; 2 tells the processes of
-each run; 1 is the first."""
-
-HOST_REPORT_VERSION = 3
-"""Of ``negativa pages --json``. History: 3 tells the choice of tests; 2 has no code
-by instruction set; 1 is the first."""
-
-HOST_FILES_VERSION = 3
-"""Of ``cpu/files.json``. History: 3 has what a file was as a list; 2 has no times of change; 1
-is the first."""
-
 
 class Processor(Record, frozen=True, kw_only=True):
     """A CPU on which code was traced. Libraries choose code by its features.

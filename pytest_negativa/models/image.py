@@ -7,10 +7,6 @@ import enum
 from pytest_negativa.models.base import Record, Versioned
 from pytest_negativa.models.library import ForeignCode
 
-IMAGE_REPORT_VERSION = 3
-"""Of the report. History: 3 has files that are GPU code among ``libraries``; 2 has ``code_files``,
-which totals count, in the place of figures of bare cubins; 1 is the first."""
-
 
 class SuiteUse(str, enum.Enum):
     """Use of a library by a traced run."""

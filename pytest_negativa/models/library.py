@@ -25,11 +25,6 @@ from pytest_negativa.models.base import NonNegative, Record, Row, Versioned
 from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.spans import Span
 
-FORMAT_VERSION = 5
-"""Of the map file. History: 5 has no content of LTO-IR, no sizes of variables, and texts for
-problems; 4 has the region of each element; 3 has elements in the place of frames; 2 has frames of
-any kind, packed or not; 1 is the first."""
-
 # Names from fatbinary_section.h of the CUDA toolkit.
 LINKED = ".nv_fatbin"
 """The section of code that programs register with the driver."""

@@ -6,9 +6,6 @@ import enum
 
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 
-LISTING_VERSION = 2
-"""Of the listings. History: 2 names the rows of all lists ``rows``; 1 is the first."""
-
 
 class ListedKernel(Record, frozen=True, kw_only=True):
     """A kernel of a library.
@@ -164,10 +161,6 @@ class NeedList(Versioned, Record, frozen=True, kw_only=True):
     all_tests: NonNegative
     libraries: tuple[NeededLibrary, ...]
     plan: str | None = None
-
-
-MISSES_VERSION = 2
-"""Of ``negativa misses --json``. History: 2 has ``rows``; 1 is the first."""
 
 
 class CodeKind(str, enum.Enum):

@@ -12,14 +12,6 @@ from pytest_negativa.arch import SmArch
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.plan import KeepReason
 
-LOCK_VERSION = 5
-"""Of the lock file.
-
-History: 5 has one digest, and no numbers of functions; 4 has the same rows for ``files`` as for
-``libraries``; 3 has totals and digests, which are checked, and the copies that were proved on; 2
-tells of all that the run loaded, or may have loaded; 1 is the first.
-"""
-
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 """A digest in hex. The pattern is Python's, which checks it."""
 

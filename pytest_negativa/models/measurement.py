@@ -6,9 +6,6 @@ import enum
 
 from pytest_negativa.models.base import Record, Versioned
 
-MEASUREMENT_VERSION = 2
-"""Of the measurement file. History: 2 has no quartiles and no interval; 1 is the first."""
-
 
 class Variant(str, enum.Enum):
     """Libraries that the program was given."""

@@ -9,20 +9,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from typing import Literal
 
-from pytest_negativa.models.base import Line, Record, Versioned
+import msgspec
 
-OUTCOMES_VERSION = 5
-"""Of the file. History: 5 has CUDA errors instead of reasons; 4 tells markers and keywords; 3 tells
-attempts, subtests, reasons and types of errors; 2 adds the ends of workers; 1 is the first."""
-
-
-COMBINED_TESTS_VERSION = 2
-"""Of ``combined-tests.json``: how the tests of several sessions ended, by node id.
-
-A test that several of them ran has the gravest of its ends. Nothing is compared with it.
-History: 2 has ``rows``; 1 is the first.
-"""
+from pytest_negativa.models.base import Line, Record
 
 
 class Outcome(str, enum.Enum):
@@ -55,9 +46,10 @@ class SessionKind(str, enum.Enum):
     COMMAND = "command"  # any program, whose exit status is the one outcome
 
 
-class SessionStarted(Versioned, Line, frozen=True, kw_only=True, tag="session"):
+class SessionStarted(Line, frozen=True, kw_only=True, tag="session"):
     """The first line. ``command`` are the words that started the session."""
 
+    format: Literal[1] = msgspec.field(default_factory=lambda: 1)  # A factory's is never left out.
     command: tuple[str, ...]
     time_ns: int
     kind: SessionKind = SessionKind.PYTEST

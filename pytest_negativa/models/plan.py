@@ -14,9 +14,6 @@ from pytest_negativa.models.library import Element, LibraryIdentity, LibraryMap
 from pytest_negativa.models.spans import Span, size
 from pytest_negativa.models.trace import Context, FirstUse, ImageUse, TracedLibrary, Usage
 
-PLAN_VERSION = 2
-"""Of the plan file. History: 2 says where each used kernel was used first; 1 is the first."""
-
 
 class KeepReason(str, enum.Enum):
     """Why bytes are not touched; ``planning.decide`` has the order in which reasons are tried."""

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.lock import Sha256
 
-PUBLISHED_VERSION = 1
-"""Format version of ``manifest.json`` at a URL. History: 1 is the first."""
-
 
 class PublishedFile(Record, frozen=True, kw_only=True):
     """A file of a published folder.

@@ -7,17 +7,8 @@ from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.spans import MovedSpan, Span, size
 
-RECONSTRUCTION_VERSION = 3
-"""Of the reconstruction file. History: 3 has reasons by path, and recipes; 2 renames ``why``
-to ``reason``; 1 is the first."""
-
 FILL = 1
 """The byte that unused code becomes."""
-
-MANIFEST_VERSION = 7
-"""Of the manifest in the folder of copies. History: 7 has recipes within copies; 6 has no ``boot``;
-5 has each copy as a reconstruction has it; 4 has nothing left in place; 3 has the places of kept
-bytes in compacted copies; 2 has what was left in place, and which code."""
 
 
 class RepackedCubin(Record, frozen=True, kw_only=True):
@@ -133,7 +124,5 @@ class Manifest(Versioned, Record, frozen=True, kw_only=True):
     copies: dict[str, ReconstructedLibrary | None]
 
 
-NO_COPIES = Reconstruction(
-    format_version=RECONSTRUCTION_VERSION, root="", fill=FILL, libraries=(), refused={}
-)
+NO_COPIES = Reconstruction(root="", fill=FILL, libraries=(), refused={})
 """Of a round on the originals."""

@@ -6,11 +6,6 @@ from pytest_negativa.models.base import Record, Versioned
 from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.plan import KernelUse
 
-REPORT_VERSION = 5
-"""Of the JSON report. History: 5 has ``runtime`` for ``compiled_kernels``; 4 has files that are
-GPU code among ``libraries``; 3 adds ``coverage``, ``proof`` and ``version``; 2 adds ``first_uses``;
-1 is the first."""
-
 
 class ReasonRow(Record, frozen=True, kw_only=True):
     """Elements and bytes of one library that share a reason.

@@ -10,9 +10,6 @@ import msgspec
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.lock import Sha256
 
-MANIFEST_VERSION = 7
-"""Format version of the manifest."""
-
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """Time since the epoch that a file can have."""
 

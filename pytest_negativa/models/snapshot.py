@@ -8,12 +8,6 @@ import msgspec
 
 from pytest_negativa.models.base import NonNegative, Record, Row, Versioned
 
-SNAPSHOT_VERSION = 1
-"""Of the file of a baseline. History: 1 is the first."""
-
-DIFFERENCE_VERSION = 1
-"""Of ``negativa diff --json``. History: 1 is the first."""
-
 
 class SnapshotRow(Row, frozen=True):
     """Code of a library that shares arch and reason: ``[arch, reason, elements, bytes]``.

@@ -12,32 +12,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from pytest_negativa.models.base import Line, NonNegative, Record, Row, Versioned
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.spans import Span
-
-TRACE_VERSION = 1
-"""Of the trace file. History: 1 is the first."""
-
-USAGE_VERSION = 9
-"""Of the usage file.
-
-History: 9 has processes without an end in ``incomplete``; 8 has no gaps, whose warnings say the
-same, and of variables the names alone; 7 has images without their use beside them; 6 groups
-launches by kernel, and names NVTX ranges once; 5 adds ``gpu_ns`` and ``ranges`` to launches; 4 adds
-``counts_launches`` to processes; 3 renames ``why`` to ``reason`` and adds ``last`` to processes; 2
-adds ``time_ns`` to first uses; 1 is the first.
-"""
-
-DIGESTS_VERSION = 2
-"""Of the file of digests: libraries as a run's traces have them, each with its ``sha256``.
-
-History: 2 has ``rows``; 1 is the first.
-"""
 
 PROCESS_UNTRACED = frozenset({"cupti-taken", "cupti-unavailable"})
 """Codes of the lack that a process was not traced."""
@@ -217,7 +198,7 @@ class Replay(Record, frozen=True, kw_only=True):
     recorded_ns: int
 
 
-class Header(Versioned, Line, frozen=True, kw_only=True, omit_defaults=True, tag="header"):
+class Header(Line, frozen=True, kw_only=True, omit_defaults=True, tag="header"):
     """The first line: which process of which run this is.
 
     Attributes:
@@ -231,6 +212,7 @@ class Header(Versioned, Line, frozen=True, kw_only=True, omit_defaults=True, tag
             no space on the disk.
     """
 
+    format: Literal[1] = msgspec.field(default_factory=lambda: 1)  # A factory's is never left out.
     run_id: str
     pid: int
     ppid: int

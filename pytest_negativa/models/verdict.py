@@ -13,19 +13,6 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device
 
-VERDICT_VERSION = 9
-"""Of ``verdict.json``.
-
-History: 9 has ``needs`` for ``work``, ``healed`` and ``kept``, and ``cpu``; 8 gives back elements
-and cubins as a whole; 7 has ``healed`` for ``healing``, and work that is not repeated as a kind of
-its own; 6 has no search in ``healing``; 5 has files that are GPU
-code among ``libraries``, trimmed code by offset, and versions by name; 4 always has
-``opened_bytes``, without which opened files count as unused; 3 asks other tests, too, for what a
-flaky test used first; 2 renames ``why`` to ``detail`` and ``reason``, and adds ``work``; 1 is the
-first.
-"""
-
-
 TESTS_DIFFER = "the tests don't agree with the traced run"
 """Why a library is not proved if only the tests speak against it."""
 

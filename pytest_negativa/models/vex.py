@@ -8,9 +8,6 @@ import msgspec
 
 from pytest_negativa.models.base import Record, Versioned
 
-VULNERABILITIES_VERSION = 1
-"""Of the list of vulnerabilities. History: 1 is the first."""
-
 OPENVEX = "https://openvex.dev/ns/v0.2.0"
 """The version of OpenVEX that is written; its schema is github.com/openvex/spec."""
 

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles, map_files
 from pytest_negativa.models.plan import (
-    PLAN_VERSION,
     Decision,
     KeepReason,
     LibraryPlan,
@@ -64,7 +63,6 @@ def plan_files(
         sizes = {name: size for name, (_, size) in one.files.items()}
         library_map = map_files(one.site, one.distribution, one.digest, sizes)
         plan = LibraryPlan(
-            format_version=PLAN_VERSION,
             library=library_map.library,
             devices=tuple(dict.fromkeys(d.compute_capability for d in usage.devices)),
             decisions=tuple(

@@ -34,7 +34,6 @@ from pytest_negativa.models.library import (
     Region,
 )
 from pytest_negativa.models.plan import (
-    PLAN_VERSION,
     Decision,
     KeepReason,
     KernelUse,
@@ -106,7 +105,6 @@ def plan_library(
     decisions = tuple(sorted(planner.decisions(), key=attrgetter("start")))
     trimmed = tuple(planner.trimmed(decisions)) if policy.granularity == "kernel" else ()
     plan = LibraryPlan(
-        format_version=PLAN_VERSION,
         library=located.library_map.library,
         devices=tuple(map(str, devices)),
         decisions=decisions,
@@ -477,7 +475,6 @@ def _plan(
 ) -> LibraryPlan:
     decisions = [_decide(block, rules, unused) for block in library_map.iter_code()]
     return LibraryPlan(
-        format_version=PLAN_VERSION,
         library=library_map.library,
         devices=tuple(map(str, devices)),
         decisions=tuple(sorted(decisions, key=lambda d: d.start)),

@@ -20,7 +20,6 @@ from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Cubin, Element, LibraryMap
 from pytest_negativa.models.lock import (
-    LOCK_VERSION,
     KeptCode,
     LeftOut,
     Lock,
@@ -31,7 +30,6 @@ from pytest_negativa.models.lock import (
     seal,
 )
 from pytest_negativa.models.plan import (
-    PLAN_VERSION,
     Decision,
     KeepReason,
     LibraryPlan,
@@ -107,7 +105,6 @@ def make_lock(
     locked = _once([row for row in locked if row.sha256 not in stays])
     locked.sort(key=lambda row: row.path)
     lock = Lock(
-        format_version=LOCK_VERSION,
         digest="",
         proof=replace(_proof(run_id, verdict, reasons, planned), incomplete=incomplete),
         libraries=tuple(row for row in locked if row.sha256 not in of_files),
@@ -176,7 +173,6 @@ def plan_from_lock(locked: LockedLibrary, library_map: LibraryMap) -> LibraryPla
         )
     trimmed = (_trimmed(code, blocks[code.offset], library_map) for code in locked.kept)
     plan = LibraryPlan(
-        format_version=PLAN_VERSION,
         library=library_map.library,
         devices=locked.devices,
         decisions=tuple(_decide(span, kept) for span in spans),

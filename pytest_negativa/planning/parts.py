@@ -19,7 +19,6 @@ from pytest_negativa.models.reconstruction import FILL
 from pytest_negativa.models.spans import Span, covers, intersection, size, union
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import (
-    VERDICT_VERSION,
     LibraryStatus,
     ProvedLibrary,
     Verdict,
@@ -62,7 +61,6 @@ def unite_verdicts(
     reasons = list(_why_not_proved(parts))
     rows = tuple(_unite_rows(one, parts, agreed=not reasons) for one in planned)
     return Verdict(
-        format_version=VERDICT_VERSION,
         run_id=run_id,
         proved=not reasons,
         reasons=tuple(reasons),

@@ -16,8 +16,6 @@ from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.snapshot import (
-    DIFFERENCE_VERSION,
-    SNAPSHOT_VERSION,
     Change,
     CodeChange,
     KernelChanges,
@@ -45,7 +43,6 @@ def make_snapshot(title: str, libraries: Iterable[SnapshotLibrary]) -> Snapshot:
     names = short_names(one.name for one in found)
     named = (replace(one, name=name) for one, name in zip(found, names, strict=True))
     return Snapshot(
-        format_version=SNAPSHOT_VERSION,
         title=title,
         libraries=tuple(sorted(named, key=lambda one: one.name)),
     )
@@ -227,7 +224,6 @@ def compare_snapshots(before: Snapshot, after: Snapshot) -> SnapshotDifference:
     names = sorted({*old, *new})
     libraries = [_compare_library(name, old.get(name), new.get(name)) for name in names]
     return SnapshotDifference(
-        format_version=DIFFERENCE_VERSION,
         before=before.title,
         after=after.title,
         libraries=tuple(sorted(libraries, key=lambda one: (-abs(one.code.growth), one.name))),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pytest_negativa.models.hostcode import HOST_FILES_VERSION, HostFiles, Processor
+from pytest_negativa.models.hostcode import HostFiles, Processor
 from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.processes.auditors import watch_environment
 from pytest_negativa.storage.atomic import write_atomically
@@ -42,7 +42,7 @@ def watch_pages(
     make_logs_folder(logs, runs)
     prepare_logs(logs)
     if cpu:
-        files = HostFiles(format_version=HOST_FILES_VERSION, processor=read_processor())
+        files = HostFiles(processor=read_processor())
         write_record(run.page_log_files, files)
     return watched
 

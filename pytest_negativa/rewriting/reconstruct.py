@@ -35,8 +35,6 @@ from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import (
     FILL,
-    MANIFEST_VERSION,
-    RECONSTRUCTION_VERSION,
     Compaction,
     Manifest,
     ReconstructedLibrary,
@@ -169,7 +167,6 @@ class _Reconstructor:
                     future.cancel()
         self._remove_others({library.library.path for library in libraries})
         return Reconstruction(
-            format_version=RECONSTRUCTION_VERSION,
             root=os.fspath(self._root),
             fill=self._fill,
             libraries=tuple(sorted(libraries, key=lambda made: made.library.path)),
@@ -305,16 +302,14 @@ class _Reconstructor:
         with refusing(path, "read"), contextlib.suppress(FileNotFoundError):
             data = read_regular(path, follow=False)
             what, remedy = "a manifest", f"remove {self._root}"
-            manifest = decode_versioned(
-                data, Manifest, MANIFEST_VERSION, origin=str(path), what=what, remedy=remedy
-            )
+            manifest = decode_versioned(data, Manifest, origin=str(path), what=what, remedy=remedy)
             return dict(manifest.copies)
         return {}
 
     def _save(self, copies: Mapping[str, ReconstructedLibrary | None]) -> None:
         self._known = dict(copies)
-        manifest = Manifest(format_version=MANIFEST_VERSION, copies=self._known)
-        data = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
+        manifest = Manifest(copies=self._known)
+        data = msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1)
         write_atomically(self._root / MANIFEST_NAME, data)
 
 

@@ -16,7 +16,6 @@ import pytest
 from msgspec.structs import replace
 
 from pytest_negativa.models.outcomes import (
-    OUTCOMES_VERSION,
     CollectionFailed,
     PhaseReported,
     SessionFinished,
@@ -122,7 +121,6 @@ class OutcomeRecorder:
         self._writer = LineWriter(run.outcomes_file)
         self._writer.write(
             SessionStarted(
-                format_version=OUTCOMES_VERSION,
                 command=tuple(utf8(word) for word in sys.orig_argv),
                 time_ns=System.time_ns(),
                 kind=SessionKind.PYTEST,

@@ -13,7 +13,6 @@ from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.slimming import (
-    MANIFEST_VERSION,
     SlimManifest,
     SlimmedFile,
 )
@@ -30,13 +29,13 @@ def load_manifest(root: Path) -> SlimManifest:
     """Read the manifest of a folder; without one, it is empty.
 
     Raises:
-        StoreError: it can't be read, is damaged, or of another version.
+        StoreError: it can't be read, is damaged, or of another format.
     """
     path = root / MANIFEST_NAME
     try:
         data = read_regular(path)
     except FileNotFoundError:
-        return SlimManifest(format_version=MANIFEST_VERSION, slimmed={})
+        return SlimManifest(slimmed={})
     except OSError as e:
         hint = "" if path.is_file() else "; move it away"
         raise StoreError(f"{path}: cannot be read: {e.strerror}{hint}") from e
@@ -50,7 +49,6 @@ def load_manifest(root: Path) -> SlimManifest:
     manifest = decode_versioned(
         data,
         SlimManifest,
-        MANIFEST_VERSION,
         origin=str(path),
         what="a manifest of negativa slim",
         remedy="use the release of pytest-negativa that wrote it",
@@ -94,7 +92,7 @@ def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
     """
     path = root / MANIFEST_NAME
     if manifest.slimmed or manifest.removed or manifest.run:
-        data = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
+        data = msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1)
         write_atomically(path, data + b"\n", hidden=staged_name(path, token), durable=True)
         return
     with refusing(path, "removed"):

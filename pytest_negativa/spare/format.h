@@ -3,7 +3,8 @@
 
 #include <stdint.h>
 
-enum { NOTE_VERSION = 3, DT_NEGATIVA_NOTE = 0x6e656761 };
+#define NOTE_MAGIC "NEGPAGES"
+enum { NOTE_VERSION = 1, DT_NEGATIVA_NOTE = 0x6e656761 };
 enum { RESTARTABLE = 1 }; /* flag of a note, see note.py */
 
 typedef struct {

@@ -33,8 +33,8 @@ from typing import NamedTuple
 from pytest_negativa.errors import FormatError
 from pytest_negativa.models.spans import PAGE_SIZE, MovedSpan
 
-MAGIC = b"NEGSPARE"
-NOTE_VERSION = 3
+MAGIC = b"NEGPAGES"
+NOTE_VERSION = 1
 """Of note and trailer."""
 
 DT_NEGATIVA_NOTE = 0x6E656761
@@ -149,7 +149,10 @@ def unpack_note(data: bytes, path: str, offset: int) -> Note:
         magic, version, flags, pair, original, size, _, at, count, *places = _NOTE.unpack_from(data)
         if magic != MAGIC or version != NOTE_VERSION or count > _MAX_ROWS:
             raise FormatError(
-                path, offset, f"note {magic!r} of version {version}, expected {NOTE_VERSION}"
+                path,
+                offset,
+                f"note {magic!r} of version {version}, expected {MAGIC!r} of {NOTE_VERSION}; "
+                "install the library again, and slim it again",
             )
         rows = (_HOLE.unpack_from(data, at + i * _HOLE.size) for i in range(count))
         name, _, remedy = (_text(data, places[i]) for i in (0, 1, 3))

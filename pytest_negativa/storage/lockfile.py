@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.lock import LOCK_VERSION, KeptCode, Lock, digest_of
+from pytest_negativa.models.lock import KeptCode, Lock, digest_of
 from pytest_negativa.storage.records import encode_hook
 from pytest_negativa.storage.urls import Url
 from pytest_negativa.storage.user_files import read_input, write_output
@@ -104,7 +104,6 @@ def decode_lock(data: bytes, origin: str) -> Lock:
     lock, root = decode_yaml(
         data,
         Lock,
-        LOCK_VERSION,
         origin=origin,
         max_items=MAX_ITEMS,
         what="a lock file",
@@ -129,6 +128,6 @@ def load_lock(path: Path | Url) -> Lock:
     """Read a lock file.
 
     Raises:
-        StoreError: it can't be read, is no lock, or of another version.
+        StoreError: it can't be read, is no lock, or of another format.
     """
     return decode_lock(read_input(path, MAX_BYTES), str(path))

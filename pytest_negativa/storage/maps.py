@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.models.library import FORMAT_VERSION, LibraryMap
+from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.storage.records import decode_versioned, encode_hook, read_own
 
 
@@ -25,7 +25,6 @@ def decode_map(data: bytes, origin: str) -> LibraryMap:
     return decode_versioned(
         data,
         LibraryMap,
-        FORMAT_VERSION,
         origin=origin,
         what="a library map",
         remedy="make the map again",
@@ -36,6 +35,6 @@ def load_map(path: Path) -> LibraryMap:
     """Read a map file.
 
     Raises:
-        StoreError: the file can't be read, is no map, or of another version.
+        StoreError: the file can't be read, is no map, or of another format.
     """
     return decode_map(read_own(path), os.fspath(path))

@@ -16,7 +16,6 @@ import msgspec
 from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.outcomes import (
-    OUTCOMES_VERSION,
     AnyOutcomeRecord,
     Aspect,
     CollectionFailed,
@@ -68,7 +67,7 @@ def read_outcomes(
         repeats: a test that begins again is no part of its first run.
 
     Raises:
-        StoreError: the file can't be read, or is of another version.
+        StoreError: the file can't be read, or is of another format.
     """
     return fold(_read(path), cut_short, repeats=repeats)
 
@@ -82,13 +81,10 @@ def _read(path: Path) -> list[AnyOutcomeRecord]:
             try:
                 records.append(_decode(line))
             except UNDECODABLE as e:
-                raise StoreError(f"{path}:{number}: not a record of test outcomes: {e}") from e
-    first = next(iter(records), None)
-    if isinstance(first, SessionStarted) and first.format_version != OUTCOMES_VERSION:
-        raise StoreError(
-            f"{path}: format_version {first.format_version}, this release reads "
-            f"{OUTCOMES_VERSION}; trace again"
-        )
+                raise StoreError(
+                    f"{path}:{number}: not a record of test outcomes of this release: {e}; "
+                    "trace again"
+                ) from e
     return records
 
 
@@ -301,7 +297,6 @@ class CommandOutcome:
         self._writer, self._label = LineWriter(path), shlex.join(command)
         self._writer.write(
             SessionStarted(
-                format_version=OUTCOMES_VERSION,
                 command=tuple(command),
                 time_ns=time.time_ns(),
                 kind=SessionKind.COMMAND,

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from pytest_negativa.errors import NotFoundError, StoreError, describe_fault, refusing
-from pytest_negativa.models.published import PUBLISHED_VERSION, Published, PublishedFile
+from pytest_negativa.models.published import Published, PublishedFile
 from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.system import hash_steps
 from pytest_negativa.storage.urls import Url
@@ -51,9 +51,7 @@ def publish(name: str, files: Mapping[str, Path], url: Url) -> tuple[int, int]:
     """
     with ThreadPoolExecutor(_THREADS) as pool:
         done = list(pool.map(partial(_publish_file, url), sorted(files.items())))
-    manifest = Published(
-        format_version=PUBLISHED_VERSION, name=name, files=tuple(file for file, _ in done)
-    )
+    manifest = Published(name=name, files=tuple(file for file, _ in done))
     with _telling(url, _MANIFEST):
         (url / _MANIFEST).write(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
     total = sum(file.size for file, _ in done)
@@ -96,7 +94,6 @@ def load_manifest(url: Url) -> Published:
     manifest = decode_versioned(
         data,
         Published,
-        PUBLISHED_VERSION,
         origin=str(place),
         what="the manifest of a published folder",
         remedy="push it again with this release",

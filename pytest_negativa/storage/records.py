@@ -1,19 +1,16 @@
-"""Records to JSON and back: ``format_version`` of other releases, file names that are not UTF-8.
-
-The first key of each JSON file is ``format_version``.
-"""
+"""Records to JSON and back: ``format`` of other releases, file names that are not UTF-8."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 import msgspec
 
 from pytest_negativa.arch import SmArch
 from pytest_negativa.errors import OptionError, StoreError, refusing
-from pytest_negativa.models.base import UNDECODABLE, Listing, Versioned
+from pytest_negativa.models.base import UNDECODABLE, Listing
 from pytest_negativa.storage.atomic import write_atomically
 
 _T = TypeVar("_T")
@@ -43,31 +40,32 @@ def decode_hook(wanted: type, value: Any) -> Any:
     raise NotImplementedError(f"cannot decode {wanted.__name__}")
 
 
-_VERSION_DECODER = msgspec.json.Decoder(Versioned)
+_decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def decode_versioned(
-    data: bytes, kind: type[_T], version: int, *, origin: str, what: str, remedy: str
-) -> _T:
+def format_of(kind: Any) -> int:
+    """The ``format`` of a record that is a file."""
+    tag: int = (get_origin(kind) or kind).__struct_config__.tag
+    return tag
+
+
+def decode_versioned(data: bytes, kind: type[_T], *, origin: str, what: str, remedy: str) -> _T:
     """A record from JSON.
 
-    The version is checked before the rest, which another release may have in any other form.
+    The format is checked before the rest, which another release may have in any other form.
 
     Args:
-        version: the ``format_version`` that this release reads.
         origin: where the JSON is from, for messages.
         what: what it should be, for messages: ``a plan``.
-        remedy: what to do about another version.
+        remedy: what to do about another format.
 
     Raises:
-        StoreError: it is something else, or of another version.
+        StoreError: it is something else, or of another format.
     """
     try:
-        found = _VERSION_DECODER.decode(data).format_version
-        if found != version:
-            raise StoreError(
-                f"{origin}: format_version {found}, this release reads {version}; {remedy}"
-            )
+        found = bytes(_decode_keys(data).get("format", b"none"))[:20].decode()
+        if found != str(ours := format_of(kind)):
+            raise StoreError(f"{origin}: format {found}, this release reads {ours}; {remedy}")
         return msgspec.json.decode(data, type=kind, dec_hook=decode_hook)
     except (*UNDECODABLE, ValueError) as e:
         raise StoreError(f"{origin}: not {what} of this release: {e}; {remedy}") from e
@@ -83,32 +81,30 @@ def read_own(path: Path) -> bytes:
         return path.read_bytes()
 
 
-def load_record(path: Path, kind: type[_T], version: int, what: str, remedy: str) -> _T:
+def load_record(path: Path, kind: type[_T], what: str, remedy: str) -> _T:
     """A record from a file; see ``decode_versioned``.
 
     Raises:
-        StoreError: it can't be read, is something else, or of another version.
+        StoreError: it can't be read, is something else, or of another format.
     """
-    return decode_versioned(
-        read_own(path), kind, version, origin=str(path), what=what, remedy=remedy
-    )
+    return decode_versioned(read_own(path), kind, origin=str(path), what=what, remedy=remedy)
 
 
-def load_if_there(path: Path, kind: type[_T], version: int, what: str, remedy: str) -> _T | None:
+def load_if_there(path: Path, kind: type[_T], what: str, remedy: str) -> _T | None:
     """As ``load_record``; None if there is no file."""
-    return load_record(path, kind, version, what, remedy) if path.exists() else None
+    return load_record(path, kind, what, remedy) if path.exists() else None
 
 
-def load_rows(path: Path, row: type[_T], version: int, what: str, remedy: str) -> tuple[_T, ...]:
+def load_rows(path: Path, row: type[_T], what: str, remedy: str) -> tuple[_T, ...]:
     """As ``load_record``: the rows of a ``Listing``; none if there is no file."""
     listing = Listing[row]  # type: ignore[valid-type]
-    found = load_if_there(path, listing, version, what, remedy)
+    found = load_if_there(path, listing, what, remedy)
     return () if found is None else found.rows
 
 
-def write_rows(path: Path, rows: Iterable[object], version: int, *, indent: int = 0) -> None:
+def write_rows(path: Path, rows: Iterable[object], *, indent: int = 0) -> None:
     """Write what ``load_rows`` reads; see ``write_record``."""
-    write_record(path, Listing(format_version=version, rows=tuple(rows)), indent=indent)
+    write_record(path, Listing(rows=tuple(rows)), indent=indent)
 
 
 def write_record(path: Path, record: object, *, indent: int = 0) -> None:

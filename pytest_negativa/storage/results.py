@@ -18,14 +18,13 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
-from pytest_negativa.models.code_files import OPENED_VERSION, WatchedFiles
-from pytest_negativa.models.outcomes import COMBINED_TESTS_VERSION, TestResult
-from pytest_negativa.models.plan import PLAN_VERSION, LibraryPlan
-from pytest_negativa.models.report import REPORT_VERSION, RunReport
-from pytest_negativa.models.snapshot import SNAPSHOT_VERSION, Snapshot
-from pytest_negativa.models.trace import DIGESTS_VERSION, USAGE_VERSION, TracedLibrary, Usage
+from pytest_negativa.models.code_files import WatchedFiles
+from pytest_negativa.models.outcomes import TestResult
+from pytest_negativa.models.plan import LibraryPlan
+from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.snapshot import Snapshot
+from pytest_negativa.models.trace import TracedLibrary, Usage
 from pytest_negativa.models.verdict import (
-    VERDICT_VERSION,
     Need,
     Verdict,
 )
@@ -42,16 +41,6 @@ from pytest_negativa.storage.records import (
 from pytest_negativa.storage.runs import Run, RunsFolder, digests_in
 from pytest_negativa.storage.urls import Url
 from pytest_negativa.storage.user_files import read_input
-
-_NEGATIVA_ML_VERSION = 1
-"""Of ``trace.json``. History: 1 is the first."""
-
-_SPANS_VERSION = 2
-"""Of the spans file. History: 2 adds ``used_kernels``; 1 is the first."""
-
-_HEALED_VERSION = 4
-"""Of ``healed.json``. History: 4 has needs; 3 has cubins as a whole; 2 has no parts of an
-unfinished search; 1 is the first."""
 
 _MAX_BASELINE = 64 << 20
 """Bytes at a URL. A baseline of PyTorch with NVIDIA's libraries has 100 kB."""
@@ -79,7 +68,7 @@ def write_run(
     save_digests(run.traces_folder, (used.library for used in analysis.usage.libraries))
     # The content of Negativa-ML's trace.json, and what tells the two apart.
     negativa_ml_trace = {
-        "format_version": _NEGATIVA_ML_VERSION,
+        "format": 1,
         "loaded_sos": [library.library.path for library in analysis.usage.libraries],
         "detected_kernels": sorted(
             {name for image in analysis.usage.iter_images() for name in image.kernels}
@@ -115,7 +104,7 @@ def negativa_ml_spans(plan: LibraryPlan) -> dict[str, Any]:
     """
     library = plan.library
     return {
-        "format_version": _SPANS_VERSION,
+        "format": 1,
         "so_path": library.path,
         "size": library.size,
         "mtime_ns": library.mtime_ns,
@@ -216,7 +205,7 @@ def load_healed(run: Run) -> tuple[Need, ...]:
     Raises:
         StoreError: the file can't be read.
     """
-    return load_rows(run.healed_file, Need, _HEALED_VERSION, "a list of healed spans", _REMOVE)
+    return load_rows(run.healed_file, Need, "a list of healed spans", _REMOVE)
 
 
 def save_healed(run: Run, needs: Iterable[Need]) -> None:
@@ -228,7 +217,7 @@ def save_healed(run: Run, needs: Iterable[Need]) -> None:
     Raises:
         StoreError: the file can't be written.
     """
-    write_rows(run.healed_file, dict.fromkeys(needs), _HEALED_VERSION, indent=1)
+    write_rows(run.healed_file, dict.fromkeys(needs), indent=1)
 
 
 def save_opened(run: Run, opened: Sequence[WatchedFiles]) -> None:
@@ -238,7 +227,7 @@ def save_opened(run: Run, opened: Sequence[WatchedFiles]) -> None:
         StoreError: it can't be written.
     """
     if opened:
-        write_rows(run.opened_file, opened, OPENED_VERSION)
+        write_rows(run.opened_file, opened)
 
 
 def load_opened(run: Run) -> tuple[WatchedFiles, ...]:
@@ -247,9 +236,7 @@ def load_opened(run: Run) -> tuple[WatchedFiles, ...]:
     Raises:
         StoreError: the file can't be read.
     """
-    return load_rows(
-        run.opened_file, WatchedFiles, OPENED_VERSION, "a list of opened files", "trace again"
-    )
+    return load_rows(run.opened_file, WatchedFiles, "a list of opened files", "trace again")
 
 
 def load_usage(run: Run) -> Usage | None:
@@ -258,9 +245,7 @@ def load_usage(run: Run) -> Usage | None:
     Raises:
         StoreError: the file can't be read.
     """
-    return load_if_there(
-        run.usage_file, Usage, USAGE_VERSION, "the usage of a traced run", _PLAN_AGAIN
-    )
+    return load_if_there(run.usage_file, Usage, "the usage of a traced run", _PLAN_AGAIN)
 
 
 def load_report(run: Run) -> RunReport:
@@ -272,7 +257,7 @@ def load_report(run: Run) -> RunReport:
     if not run.report_file.exists():
         raise StoreError(f"{run}: no report here; make it with {run.locate_command}")
     remedy = f"make it again with {run.locate_command}"
-    return load_record(run.report_file, RunReport, REPORT_VERSION, "a report", remedy)
+    return load_record(run.report_file, RunReport, "a report", remedy)
 
 
 def load_history(run: Run) -> tuple[RunReport, ...]:
@@ -298,9 +283,7 @@ def load_tests(run: Run) -> tuple[TestResult, ...]:
     """
     if run.outcomes_file.exists():
         return read_outcomes(run.outcomes_file).tests
-    return load_rows(
-        run.combined_tests_file, TestResult, COMBINED_TESTS_VERSION, "tests", "combine again"
-    )
+    return load_rows(run.combined_tests_file, TestResult, "tests", "combine again")
 
 
 def combine_tests(run: Run, parts: Iterable[Run]) -> None:
@@ -310,7 +293,7 @@ def combine_tests(run: Run, parts: Iterable[Run]) -> None:
         StoreError: a file can't be read or written.
     """
     if tests := unite_tests(map(load_tests, parts)):
-        write_rows(run.combined_tests_file, tests, COMBINED_TESTS_VERSION)
+        write_rows(run.combined_tests_file, tests)
 
 
 def load_verdict(run: Run) -> Verdict | None:
@@ -319,11 +302,11 @@ def load_verdict(run: Run) -> Verdict | None:
     Raises:
         StoreError: the file can't be read.
     """
-    return load_if_there(run.verdict_file, Verdict, VERDICT_VERSION, "a verdict", "verify again")
+    return load_if_there(run.verdict_file, Verdict, "a verdict", "verify again")
 
 
 def _load_plan(path: Path) -> LibraryPlan:
-    return load_record(path, LibraryPlan, PLAN_VERSION, "a plan", _PLAN_AGAIN)
+    return load_record(path, LibraryPlan, "a plan", _PLAN_AGAIN)
 
 
 def load_baseline(path: Path | Url) -> Snapshot:
@@ -335,7 +318,6 @@ def load_baseline(path: Path | Url) -> Snapshot:
     return decode_versioned(
         read_input(path, _MAX_BASELINE),
         Snapshot,
-        SNAPSHOT_VERSION,
         origin=str(path),
         what="a baseline",
         remedy="write it again (negativa report baseline:FILE)",
@@ -354,7 +336,6 @@ def load_digests(folder: Path) -> dict[TracedLibrary, TracedLibrary]:
     libraries = load_rows(
         digests_in(folder),
         TracedLibrary,
-        DIGESTS_VERSION,
         "digests of libraries",
         "remove it, and trace again if libraries have changed since",
     )
@@ -368,4 +349,4 @@ def save_digests(folder: Path, libraries: Iterable[TracedLibrary]) -> None:
         StoreError: the file can't be written.
     """
     known = (library for library in libraries if library.sha256 is not None)
-    write_rows(digests_in(folder), known, DIGESTS_VERSION)
+    write_rows(digests_in(folder), known)

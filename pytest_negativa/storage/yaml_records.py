@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.storage.records import decode_hook
+from pytest_negativa.storage.records import decode_hook, format_of
 from pytest_negativa.storage.yaml_document import Node, Position, YamlError, parse_document
 
 _T = TypeVar("_T")
@@ -34,7 +34,6 @@ _TYPE_NAMES = {
 def decode_yaml(
     data: bytes,
     kind: type[_T],
-    version: int,
     *,
     origin: object,
     max_items: int,
@@ -47,15 +46,15 @@ def decode_yaml(
         max_items: see ``parse_document``.
 
     Raises:
-        StoreError: it is something else, or of another version.
+        StoreError: it is something else, or of another format.
     """
     try:
         root = parse_document(data, max_items) or Node(None, Position(1, 1))
-        found = root.nearest(["format_version"])
-        if found is not root and type(found.value) is int and found.value != version:
-            raise YamlError(
-                f"format_version {found.value}, this release reads {version}", found.place
-            )
+        found, ours = root.nearest(["format"]), format_of(kind)
+        if found is root:
+            raise YamlError("lacks the key 'format'", root.place)
+        if type(found.value) is int and found.value != ours:
+            raise YamlError(f"format {found.value}, this release reads {ours}", found.place)
         return _convert(root, kind), root
     except YamlError as e:
         merged = "; it holds the marks of a merge conflict" if _CONFLICT.search(data) else ""

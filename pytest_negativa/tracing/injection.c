@@ -20,8 +20,6 @@
 
 #include <sys/file.h>
 
-#define TRACE_VERSION 1
-
 /* ---- The life of a trace ---- */
 
 /* What was recorded stands in another file: a new file starts from nothing. The memory
@@ -123,8 +121,8 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
     else if ((root == NULL || !*root) && getcwd(folder_now, sizeof folder_now) != NULL)
         root = folder_now;
     Text line = {0}, arguments = {0};
-    text_format(&line, "{\"record\":\"header\",\"format_version\":%d,\"pid\":%d,\"ppid\":%d",
-                TRACE_VERSION, (int)getpid(), is_sample ? 0 : (int)getppid());
+    text_format(&line, "{\"record\":\"header\",\"format\":1,\"pid\":%d,\"ppid\":%d", (int)getpid(),
+                is_sample ? 0 : (int)getppid());
     text_format(&line, ",\"start_ns\":%lld", now_ns());
     text_field(&line, "run_id", run_id);
     text_field(&line, "role", role);

@@ -16,7 +16,6 @@ from pytest_negativa.models.trace import (
     LAUNCHES_CUT,
     PROCESS_UNTRACED,
     UNENDED,
-    USAGE_VERSION,
     AnyTraceRecord,
     Context,
     ContextRecord,
@@ -338,7 +337,6 @@ class _Merger:
             for sha256, image in sorted(self.memory.items())
         }
         return Usage(
-            format_version=USAGE_VERSION,
             run_ids=tuple(sorted(self._run_ids)),
             devices=tuple(sorted(self.devices, key=lambda d: (d.compute_capability, d.uuid))),
             libraries=tuple(

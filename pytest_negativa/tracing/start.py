@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import (
     CHILDREN_UNTRACED,
-    TRACE_VERSION,
     Header,
     Role,
 )
@@ -249,7 +248,6 @@ def make_header(
 ) -> Header:
     """The header of this process's trace."""
     return Header(
-        format_version=TRACE_VERSION,
         run_id=run.run_id,
         pid=os.getpid(),
         ppid=os.getppid(),

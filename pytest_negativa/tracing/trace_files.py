@@ -12,9 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError, refusing
-from pytest_negativa.models.base import UNDECODABLE, Versioned
+from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.trace import (
-    TRACE_VERSION,
     AnyTraceRecord,
     EndRecord,
     Header,
@@ -69,7 +68,7 @@ class TraceReader:
     Attributes:
         path: the file.
         header: None if the first line can't be read; nothing else is read then if the file has
-            another format version. Of a sample if the folder holds samples.
+            another format. Of a sample if the folder holds samples.
         is_running: the process held its lock before the file was read.
         torn: the last line was cut off, as if a process is killed in its write.
         problems: lines that could not be read; what they said is lost. This and ``torn`` are
@@ -112,15 +111,11 @@ class TraceReader:
             self.torn = bool(line)
             self.problems.append("empty: the process was killed before it could say anything")
             return False
-        version = _version(line)
-        if version is not None and version != TRACE_VERSION:
-            self.problems.append(
-                f"trace of format version {version}, this pytest-negativa reads {TRACE_VERSION}; "
-                "record it again"
-            )
-            return False
         try:
             record = decode_record(line)
+        except msgspec.ValidationError as e:
+            self.problems.append(f"line 1: not a header of this release: {e}; record it again")
+            return False
         except UNDECODABLE as e:
             self.problems.append(f"line 1: {e}")
             return True
@@ -198,11 +193,3 @@ def _lock(fd: int, kind: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _version(line: bytes) -> int | None:
-    """The format version alone: the rest of another version's header may look any way."""
-    try:
-        return msgspec.json.decode(line, type=Versioned).format_version
-    except UNDECODABLE:
-        return None

@@ -22,7 +22,6 @@ from pytest_negativa.models.trace import UNENDED
 from pytest_negativa.models.verdict import (
     NEEDS,
     TESTS_DIFFER,
-    VERDICT_VERSION,
     LibraryStatus,
     Need,
     ProvedLibrary,
@@ -120,7 +119,6 @@ def doubt(rows: Iterable[ProvedLibrary]) -> tuple[ProvedLibrary, ...]:
 def verdict_of(attempt: Attempt, tests: TestEvidence, reasons: Sequence[str]) -> Verdict:
     """The verdict on an attempt, of which nothing but its tests is judged."""
     return Verdict(
-        format_version=VERDICT_VERSION,
         run_id=attempt.traced.run_id,
         proved=not reasons,
         reasons=tuple(reasons),

@@ -52,7 +52,7 @@ def before(code: int, unused: int, size: int, *kernels: str) -> Snapshot:
         ),
         kernels=kernels,
     )
-    return Snapshot(format_version=1, title="baseline", libraries=(library,))
+    return Snapshot(title="baseline", libraries=(library,))
 
 
 def compared(
@@ -95,7 +95,7 @@ def test_growth_in_percent(libraries: tuple[AnalyzedLibrary, ...]) -> None:
 def test_what_was_nothing_grows_by_more_than_any_percentage(
     libraries: tuple[AnalyzedLibrary, ...],
 ) -> None:
-    nothing = Snapshot(format_version=1, title="baseline", libraries=())
+    nothing = Snapshot(title="baseline", libraries=())
     wanted = compared("b", limits(code="500%"), {NAME: limits(size="500%")})
     found = compare_figures(nothing, libraries, wanted)
     assert len(found.crossed) == 2
@@ -157,7 +157,7 @@ def replace_coverage(one: AnalyzedLibrary, coverage: LibraryCoverage | None) -> 
     return AnalyzedLibrary(one.library_map, one.plan, coverage)
 
 
-@pytest.mark.parametrize("text", [None, "{}", '{"format_version": 99}'])
+@pytest.mark.parametrize("text", [None, "{}", '{"format": 99}'])
 def test_a_baseline_that_cannot_be_read_opens_no_gate(
     libraries: tuple[AnalyzedLibrary, ...], tmp_path: Path, text: str | None
 ) -> None:

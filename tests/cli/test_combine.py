@@ -15,7 +15,6 @@ import msgspec
 import pytest
 
 from pytest_negativa.models.spans import Span
-from pytest_negativa.models.trace import DIGESTS_VERSION
 from pytest_negativa.models.verdict import Need, Witness
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import save_healed
@@ -204,7 +203,7 @@ def machine(project: Project, name: str, digest: str) -> None:
         for record in map(json.loads, trace.read_text().splitlines())
         if record["record"] == "library" and "libquickstart" in record["library"]["path"]
     ]
-    digests = {"format_version": DIGESTS_VERSION, "rows": libraries}
+    digests = {"format": 1, "rows": libraries}
     (trace.parent / "digests.json").write_bytes(msgspec.json.encode(digests))
 
 

@@ -22,7 +22,6 @@ from pytest_negativa.gpucode.library import map_slimmed
 from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.functions import local_functions
 from pytest_negativa.models.library import Scope
-from pytest_negativa.models.slimming import MANIFEST_VERSION
 from tests.support.cutting import build_kit, needs_stub
 from tests.support.faults import PlantedFault
 from tests.support.libraries import DOCS, MULTIARCH
@@ -85,7 +84,7 @@ class Vex:
 
     def state_all(self, *options: object, code: Sequence[object], status: int = 0) -> Any:
         """The same about code of several libraries."""
-        lists = {"format_version": 1, "vulnerabilities": [{"name": "CVE-2026-1", "code": code}]}
+        lists = {"format": 1, "vulnerabilities": [{"name": "CVE-2026-1", "code": code}]}
         self.list.write_text(json.dumps(lists))
         target = self.folder / "vex.json"
         words = ["vex", self.list, self.site, "--author", "The owner", "-o", target, *options]
@@ -287,7 +286,7 @@ def test_the_original_that_slim_kept_shows_the_names(vex: Vex, gone: list[str]) 
     (other := vex.folder / "other.so").write_bytes(MULTIARCH.read_bytes() + b"\0")
     for original in (other, MULTIARCH):
         kept = {path.name: {**entry, "original": str(original)}}
-        manifest = {"format_version": MANIFEST_VERSION, "slimmed": kept}
+        manifest = {"format": 1, "slimmed": kept}
         (vex.site / "negativa-slim.json").write_text(json.dumps(manifest))
         # By its digest: another file shows nothing.
         assert vex.lacks(library="lib*", kernels=gone[:1]) is (original == MULTIARCH)
@@ -324,16 +323,16 @@ def test_nothing_is_here(vex: Vex) -> None:
     ("text", "problem"),
     [
         ("", "list.yaml:1: not a list of vulnerabilities of this release: expected a mapping"),
-        ("format_version: 1\nvulnerabilities:\n- name: n\n  cod: []\n",
+        ("format: 1\nvulnerabilities:\n- name: n\n  cod: []\n",
          "list.yaml:4: not a list of vulnerabilities of this release: vulnerabilities[0]: unknown"),
-        ("format_version: 1\nvulnerabilities:\n- {}\n",
+        ("format: 1\nvulnerabilities:\n- {}\n",
          "list.yaml:3: not a list of vulnerabilities of this release: vulnerabilities[0]: lacks"),
         ("a: [", "list.yaml:2: "),
-        ("{format_version: 2, vulnerabilities: [{name: n, code: [{library: l, kernels: [k]}]}]}",
-         "format_version 2, this release reads 1"),
-        ("{format_version: 1, vulnerabilities: [{name: n, code: [{library: l}]}]}",
+        ("{format: 2, vulnerabilities: [{name: n, code: [{library: l, kernels: [k]}]}]}",
+         "format 2, this release reads 1"),
+        ("{format: 1, vulnerabilities: [{name: n, code: [{library: l}]}]}",
          "expected kernels or functions"),
-        ("{format_version: 1, vulnerabilities: []}", "length >= 1"),
+        ("{format: 1, vulnerabilities: []}", "length >= 1"),
     ],
 )  # fmt: skip
 def test_a_list_that_is_none(vex: Vex, text: str, problem: str) -> None:

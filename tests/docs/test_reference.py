@@ -9,7 +9,6 @@ from types import ModuleType
 import pytest
 
 from pytest_negativa import hookspecs
-from pytest_negativa.models.lock import LOCK_VERSION
 from pytest_negativa.settings.options import MODES, OPTIONS
 from pytest_negativa.storage.schema import SCHEMA_NAMES
 from tests.support.libraries import DOCS
@@ -76,7 +75,6 @@ def test_every_hook_is_documented_with_its_arguments(generate: ModuleType) -> No
 
 def test_the_public_names_are_documented(generate: ModuleType) -> None:
     text = page(generate, "api.md")
-    assert f"`pytest_negativa.models.lock.LOCK_VERSION` | {LOCK_VERSION} |" in text
     for name in ("pytest_negativa.why", "pytest_negativa.models.library", "`Detector`", "`Usage`"):
         assert name in text
 

@@ -252,13 +252,20 @@ class TestDamaged:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            (b"{", "damaged: install it again"),
-            (b"\xff\xfe", "damaged: install it again"),
-            (b"[" * 60_000, "damaged: install it again"),
+            (b"{", "damaged, or slimmed by another release .*: undo or reinstall, and slim again"),
+            (b"\xff\xfe", "section .negativa: .*; damaged"),
+            (b"[" * 60_000, "section .negativa: .*; damaged"),
             (b"[]", "Expected `object`, got `array`; damaged"),
-            (b'{"compacted": 2}', "missing required field `size_before`; damaged"),
-            (b'{"compacted": 2, "size_before": -1}', "size_before`; damaged"),
-            (b'{"compacted": 3, "size_before": 9}', "version 3, expected 2; .* another release"),
+            (b'{"format": 1}', "missing required field `size_before`; damaged"),
+            (b'{"format": 1, "size_before": -1}', "size_before`; damaged"),
+            (
+                b'{"format": 9, "size_before": 9}',
+                r"value 9 - at `\$.format`; .* another release",
+            ),
+            (
+                b'{"compacted": 2, "size_before": 9}',
+                "field `compacted`; .* another release",
+            ),
             (b" " * 70_000, "has 70,000 bytes"),
         ],
     )

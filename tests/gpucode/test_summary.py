@@ -85,7 +85,6 @@ def made_by_hand() -> LibraryMap:
         Span(400, 450), unpacked_size=99, arch=SmArch(9, 0), unreadable="cut short"
     )
     return LibraryMap(
-        format_version=1,
         library=LibraryIdentity(
             path="/lib.so", size=1000, mtime_ns=0, build_id=None, soname=None, machine="EM_X86_64"
         ),

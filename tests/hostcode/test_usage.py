@@ -20,7 +20,6 @@ from pytest_negativa.hostcode.functions import FunctionStarts, functions_within,
 from pytest_negativa.hostcode.gather import FilePages, describe, identify, unite
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.hostcode import (
-    HOST_USAGE_VERSION,
     FileKey,
     HostFile,
     HostLibrary,
@@ -63,7 +62,6 @@ def usages(draw: st.DrawFn) -> HostUsage:
         for sha256 in draw(st.sets(st.sampled_from("abc")))
     )
     return HostUsage(
-        format_version=HOST_USAGE_VERSION,
         processors=(Processor(model=draw(st.sampled_from(("A", "B"))), flags=("fpu",)),),
         processes={draw(st.sampled_from(("r1", "r2"))): draw(st.integers(1, 3))},
         libraries=libraries,
@@ -83,7 +81,6 @@ def test_a_union_does_not_depend_on_order_or_grouping(
 
 def test_a_union_counts_the_processes_of_a_run_once() -> None:
     usage = HostUsage(
-        format_version=HOST_USAGE_VERSION,
         processors=(),
         processes={"b": 2},
         libraries=(),
@@ -105,7 +102,6 @@ def test_a_union_loses_no_page(first: HostUsage, second: HostUsage) -> None:
 
 def test_processors_are_listed_each_once() -> None:
     usage = HostUsage(
-        format_version=HOST_USAGE_VERSION,
         processors=(Processor(model="A", flags=("avx2",)),),
         processes={"r": 1},
         libraries=(),
@@ -129,7 +125,6 @@ def test_counts_of_functions_go_together(monkeypatch: pytest.MonkeyPatch) -> Non
         unwatched=None,
     )
     report = HostReport(
-        format_version=1,
         run_ids=("r",),
         processors=("A",),
         processes=1,
@@ -167,7 +162,6 @@ def one_library(
     file: HostFile, path: Path, watched: tuple[Span, ...] = (), touched: tuple[Span, ...] = ()
 ) -> HostUsage:
     return HostUsage(
-        format_version=HOST_USAGE_VERSION,
         processors=(read_processor(),),
         processes={"r": 1},
         libraries=(

@@ -36,7 +36,6 @@ from pytest_negativa.models.image import (
 )
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import (
-    LOCK_VERSION,
     KeptCode,
     LeftOut,
     Lock,
@@ -45,7 +44,7 @@ from pytest_negativa.models.lock import (
     ProvingDevice,
     seal,
 )
-from pytest_negativa.models.plan import PLAN_VERSION, Decision, KeepReason, LibraryPlan
+from pytest_negativa.models.plan import Decision, KeepReason, LibraryPlan
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.trace import LibraryUsage, Usage
 from pytest_negativa.reporting.image import render_image_report
@@ -95,7 +94,6 @@ def plan_of(library_map: LibraryMap, unused: int) -> LibraryPlan:
     identity = msgspec.structs.replace(library_map.library, sha256=hashlib.sha256(data).hexdigest())
     spans = [element.payload for element in library_map.iter_code()]
     return LibraryPlan(
-        format_version=PLAN_VERSION,
         library=identity,
         devices=("9.0",),
         decisions=tuple(
@@ -450,7 +448,6 @@ def lock_of(plan: LibraryPlan, *, proved: bool = True) -> Lock:
     assert library.sha256 is not None
     kept = [d for d in plan.decisions if d.kept]
     made = Lock(
-        format_version=LOCK_VERSION,
         digest="",
         proof=Proof(
             proved=proved,

@@ -233,7 +233,7 @@ def proof(box: Box) -> None:
     kernels = {"library": "libapp.so", "kernels": ["image_blur"]}
     left = {"library": "libapp.so", "kernels": ["vector_add"]}
     found = [{"name": f"CVE-{n}", "code": [code]} for n, code in enumerate((kernels, left))]
-    box.write("list.json", json.dumps({"format_version": 1, "vulnerabilities": found}))
+    box.write("list.json", json.dumps({"format": 1, "vulnerabilities": found}))
     box.negativa("vex", "list.json", "site", "--author", "The owner")
     box.negativa("slim", "undo", "site")
     box.binaries("site")

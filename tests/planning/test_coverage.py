@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.coverage import KernelRun, LibraryCoverage
 from pytest_negativa.models.library import LibraryIdentity
-from pytest_negativa.models.plan import PLAN_VERSION, KernelUse, LibraryPlan
+from pytest_negativa.models.plan import KernelUse, LibraryPlan
 from pytest_negativa.models.trace import (
     Context,
     LibraryUsage,
@@ -33,7 +33,6 @@ USED = LibraryUsage(
 
 def plan(*used: str, unused: tuple[str, ...] = ()) -> LibraryPlan:
     return LibraryPlan(
-        format_version=PLAN_VERSION,
         library=LibraryIdentity(
             path=PATH, size=1, mtime_ns=1, build_id=None, soname=None, machine="x"
         ),

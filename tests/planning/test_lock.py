@@ -425,7 +425,7 @@ class TestFile:
             decode_lock("\n".join(lines).encode(), "lock")
 
     @pytest.mark.parametrize(
-        "text", [b"", b"# nothing\n", b"[]", b"a: b", b"1", b"format_version: x", b"--- 1\n--- 2\n"]
+        "text", [b"", b"# nothing\n", b"[]", b"a: b", b"1", b"format: x", b"--- 1\n--- 2\n"]
     )
     def test_other_documents(self, text: bytes) -> None:
         with pytest.raises(StoreError, match="not a lock file"):

@@ -21,7 +21,6 @@ from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
 from pytest_negativa.models.hostcode import (
-    HOST_USAGE_VERSION,
     HostLibrary,
     HostUsage,
     Processor,
@@ -177,7 +176,7 @@ def test_cpu_code_is_by_library(contents: ReportContents) -> None:
         watched=(Span(0, 8192),), touched=(Span(4096, 8192),),
     )  # fmt: skip
     host = HostUsage(
-        format_version=HOST_USAGE_VERSION, processors=(), processes={"run": 1},
+        processors=(), processes={"run": 1},
         libraries=(traced, replace(traced, unwatched="it is a main program")),
         incomplete=("a log is lost",),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
-from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
+from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.plan import KernelUse
 from pytest_negativa.models.report import ProofRow
@@ -139,7 +139,6 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> ReportContents:
         for n in range(3)
     )
     host = HostUsage(
-        format_version=HOST_USAGE_VERSION,
         processors=(),
         processes={"run": 1},
         libraries=(

@@ -184,7 +184,7 @@ def test_each_format_has_a_renderer() -> None:
         report(row(), coverage=(COVERED,)),
         (),
         usage_of(),
-        baseline=Snapshot(format_version=1, title="run", libraries=(figures,)),
+        baseline=Snapshot(title="run", libraries=(figures,)),
     )
     on_screen = {w for w in ReportFormat if any(render_to_screen(one, options(w, None)))}
     assert {wanted.value for wanted in on_screen} == set(REPORT_SCREENS)

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.verdict import (
-    VERDICT_VERSION,
     LibraryStatus,
     Need,
     ProvedLibrary,
@@ -43,7 +42,6 @@ def proved(left: int) -> Verdict:
         spans=(),
     )
     return Verdict(
-        format_version=VERDICT_VERSION,
         run_id="run",
         proved=True,
         reasons=(),

@@ -240,7 +240,8 @@ class TestReuse:
         sound = json.loads(manifest.read_text())
         for text, reason in (
             ("{", "not a manifest of this release"),
-            (json.dumps({**sound, "format_version": 99}), "format_version 99"),
+            (json.dumps({**sound, "format": 99}), "format 99, this release reads 1; remove /"),
+            ('{"format_version": 7, "copies": {}}', "format none, this release reads 1; remove /"),
         ):
             manifest.write_text(text)
             with pytest.raises(StoreError, match=reason):

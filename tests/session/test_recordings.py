@@ -74,8 +74,8 @@ def test_damage_keeps_everything(
     ("change", "line"),
     [
         (
-            lambda lines: b"".join(lines).replace(b'"format_version":1', b'"format_version":2'),
-            "trace of format version 2, this pytest-negativa reads 1; record it again",
+            lambda lines: b"".join(lines).replace(b'"format":1', b'"format":2'),
+            "line 1: not a header of this release: Invalid enum value 2 - at `$.format`",
         ),
         (lambda lines: b"", "empty: the process was killed before it could say anything"),
         (lambda lines: b"no JSON at all\n", "line 1: JSON is malformed"),
@@ -98,11 +98,11 @@ def test_a_recording_that_cannot_be_read(
 @pytest.mark.slow
 def test_one_of_two_recordings_cannot_be_read(suite: Project) -> None:
     """The rest of a run that lacks a process: what that one used is not known."""
-    suite.write("recorded/worker.jsonl", '{"record":"header","format_version":99}\n')
+    suite.write("recorded/worker.jsonl", '{"record":"header","format":99}\n')
 
     done = suite.pytest("-q", "--negativa")
 
-    assert "worker.jsonl: trace of format version 99" in done.stdout
+    assert "worker.jsonl: line 1: not a header of this release: " in done.stdout
     assert {d[3] for d in suite.plan()} == {"incomplete"}
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pytest_negativa.models.report import REPORT_VERSION
 from tests.support.sessions import (
     FIRST_USES,
     HEADLINE,
@@ -139,11 +138,11 @@ def test_files_of_quickstart(quickstart: Project) -> None:
 
     library = str(quickstart.folder / "quickstart" / "libquickstart.so")
     report = quickstart.latest("report.json")
-    assert report["format_version"] == REPORT_VERSION
+    assert report["format"] == 1
     assert report["devices"] == ["NVIDIA H200 (9.0)"]
     assert report["replay"] == NO_GPU_LINE
     assert quickstart.latest("trace.json") == {
-        "format_version": 1,
+        "format": 1,
         "loaded_sos": [library],
         "detected_kernels": list(KERNELS),
         "devices": ["9.0"],

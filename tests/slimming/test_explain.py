@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
-from pytest_negativa.models.slimming import MANIFEST_VERSION, SlimManifest
+from pytest_negativa.models.slimming import SlimManifest
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
 from tests.support.made_site import Made
@@ -164,7 +164,7 @@ def test_kept_originals_are_no_slimmed_libraries(slim: Made) -> None:
 
 
 def test_a_nearer_manifest_that_does_not_list_it(slim: Made) -> None:
-    manifest = SlimManifest(format_version=MANIFEST_VERSION, slimmed={})
+    manifest = SlimManifest(slimmed={})
     (slim.one.parent / MANIFEST_NAME).write_bytes(msgspec.json.encode(manifest))
     assert "lost GPU code here" in ask_in_program(slim.one)
 

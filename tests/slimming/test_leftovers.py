@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.arch import ComputeCapability
-from pytest_negativa.models.slimming import MANIFEST_VERSION, SlimStatus
+from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
@@ -34,7 +34,7 @@ def kill(site: Made) -> None:
     """Let the manifest say that a run is at work."""
     path = site.folder / MANIFEST_NAME
     manifest = json.loads(path.read_text()) if path.exists() else {"slimmed": {}}
-    path.write_text(json.dumps({**manifest, "format_version": MANIFEST_VERSION, "run": RUN}))
+    path.write_text(json.dumps({**manifest, "format": 1, "run": RUN}))
 
 
 def of_a_killed_run(site: Made, run: str) -> list[Path]:
@@ -56,7 +56,7 @@ def test_the_next_run_removes_them_and_nothing_else(site: Made, by_archs: bool) 
     kill(site)
     ours = of_a_killed_run(site, RUN)
     ours.append(site.folder / f".{MANIFEST_NAME}.{OTHER}.negativa-slim")
-    ours[-1].write_text('{\n "format_version": 7,\n "ru')
+    ours[-1].write_text('{\n "format": 1,\n "ru')
     theirs = [
         site.one.with_name(name)
         for name in (".libone.so.1.tmp", "..tmp", "x.negativa-slim", ".x.negativa-slim")

@@ -15,7 +15,7 @@ import pytest
 
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.source import digest_of
-from pytest_negativa.models.slimming import MANIFEST_VERSION, RemovedFile, SlimManifest, SlimStatus
+from pytest_negativa.models.slimming import RemovedFile, SlimManifest, SlimStatus
 from pytest_negativa.slimming import spares
 from pytest_negativa.slimming.atomic_replacement import copy_file, keep_original
 from pytest_negativa.slimming.package import slim_package
@@ -71,7 +71,7 @@ def test_a_manifest_of_another_user(tmp_path: Path, fault: PlantedFault, linked:
         sha256=digest_of(Path("/bin/true")) or "", size=1, mtime_ns=0, mode=0o4755, source="x",
         original=str(Path("/bin/true").resolve()),
     )  # fmt: skip
-    manifest = SlimManifest(format_version=MANIFEST_VERSION, slimmed={}, removed={"gpu/k": removed})
+    manifest = SlimManifest(slimmed={}, removed={"gpu/k": removed})
     write_record(place, manifest)
     os.chown(place, OTHER, OTHER)
     if linked:

@@ -636,7 +636,7 @@ def test_manifests_that_are_refused(site: Made) -> None:
         (changed(original="/a\0b"), "a zero byte"),
         (changed(spare="/a\\\0/b"), "a zero byte"),
         (changed(mtime_ns=2**63), "not a manifest"),
-        (json.dumps({**document, "format_version": 8}), "format_version 8"),
+        (json.dumps({**document, "format": 8}), "format 8"),
         (manifest.read_text().replace(f'"{ONE}"', '"../../etc/passwd"'), "not below its folder"),
         (manifest.read_text().replace(f'"{ONE}"', '"/etc/passwd"'), "not below its folder"),
     ):

@@ -25,7 +25,7 @@ from pytest_negativa.errors import OptionError, ReconstructError
 from pytest_negativa.gpucode.elf_tables import EM_AARCH64
 from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.page_logs import read_misses
-from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostUsage
+from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.processes.page_watch import read_processor
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
@@ -793,7 +793,6 @@ def test_all_libraries_share_the_holes(site: Made, tmp_path: Path) -> None:
 
 def test_a_trace_that_may_lack_pages_is_refused(tmp_path: Path) -> None:
     usage = HostUsage(
-        format_version=HOST_USAGE_VERSION,
         processors=(read_processor(),),
         processes={"run": 1},
         libraries=(),

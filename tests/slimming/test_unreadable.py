@@ -221,7 +221,7 @@ class TestPathsThatAreNotUtf8:
 
     def test_json_has_escapes(self) -> None:
         row = SlimRow.unchanged("w\udcff.so", SlimStatus.FAILED, 0, None)
-        listing = Listing(format_version=1, rows=(row,))
+        listing = Listing(rows=(row,))
         assert json.loads(encode_json(listing))["rows"][0]["path"] == r"w\udcff.so"
 
     @pytest.mark.parametrize("option", ["--spare", "--keep-originals"])

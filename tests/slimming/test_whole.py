@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.models.base import Listing
-from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
+from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.lock import LeftOut, Lock, seal
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.processes.page_watch import read_processor
@@ -74,7 +74,6 @@ class Deployment:
             for name in names
         )
         return HostUsage(
-            format_version=HOST_USAGE_VERSION,
             processors=(read_processor(),),
             processes={"run": 1},
             libraries=tuple(libraries),

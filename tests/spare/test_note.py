@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pytest_negativa.errors import FormatError
 from pytest_negativa.models.spans import MovedSpan
 from pytest_negativa.spare.note import (
+    MAGIC,
     Hole,
     Note,
     Trailer,
@@ -64,6 +65,12 @@ def test_a_damaged_note_is_an_error_or_a_note(data: st.DataObject) -> None:
         else:
             # The digest covers what decides where a page comes from.
             assert (note.original, note.holes) == (NOTE.original, NOTE.holes)
+
+
+def test_a_note_of_another_format() -> None:
+    old = NOTE.pack().replace(MAGIC, b"NEGSPARE")
+    with pytest.raises(FormatError, match=r"b'NEGSPARE' of version 1, expected .*; install the"):
+        unpack_note(old, "lib", 0)
 
 
 @given(st.binary(max_size=400))

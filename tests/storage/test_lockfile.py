@@ -138,10 +138,10 @@ def test_marks_of_a_conflict(fault: PlantedFault) -> None:
 
 @pytest.mark.planted_fault(
     "A lock of an earlier format, which has more digests, is applied.",
-    says="not a lock file of this release: format_version 4, this release reads 5",
+    says="not a lock file of this release: format 4, this release reads 1",
 )
 def test_a_lock_of_the_format_before(fault: PlantedFault) -> None:
-    fault.check(refusal(TEXT.replace(b"format_version: 5", b"format_version: 4")))
+    fault.check(refusal(TEXT.replace(b"format: 1", b"format: 4")))
 
 
 def test_messages_stay_short() -> None:
@@ -150,9 +150,7 @@ def test_messages_stay_short() -> None:
     for text in (
         TEXT.replace(b"include:", long + b":"),
         TEXT.replace(b"  run: run", b"  run: !" + long),
-        TEXT.replace(b"format_version: 5", b"format_version: 4").replace(
-            b"run: run", b"run: " + long
-        ),
+        TEXT.replace(b"format: 1", b"format: 4").replace(b"run: run", b"run: " + long),
         TEXT.replace(b"path: lib/", b"path: " + long),
     ):
         assert len(refusal(text)) < 1200
@@ -223,7 +221,7 @@ def test_each_key_with_each_type(fault: PlantedFault) -> None:
             try:
                 found = decode_lock(json.dumps(plain).encode(), "negativa.lock")
             except StoreError as e:
-                last = str(e) if place and place[0] != "format_version" else last
+                last = str(e) if place and place[0] != "format" else last
                 assert str(e).startswith("negativa.lock:1: "), (place, other)
                 continue
             # An empty value may stand for one that is not there.

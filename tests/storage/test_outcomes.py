@@ -13,7 +13,9 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.outcomes import (
-    OUTCOMES_VERSION,
+    AnyOutcomeRecord as Line,
+)
+from pytest_negativa.models.outcomes import (
     Aspect,
     Outcome,
     PhaseReported,
@@ -22,9 +24,6 @@ from pytest_negativa.models.outcomes import (
     SessionStarted,
     TestResult,
     TestStarted,
-)
-from pytest_negativa.models.outcomes import (
-    AnyOutcomeRecord as Line,
 )
 from pytest_negativa.storage.outcomes import (
     EndedTests,
@@ -35,7 +34,7 @@ from pytest_negativa.storage.outcomes import (
 )
 
 SECOND = 10**9
-BEGIN = SessionStarted(format_version=OUTCOMES_VERSION, command=("pytest", "-q"), time_ns=0)
+BEGIN = SessionStarted(command=("pytest", "-q"), time_ns=0)
 
 
 def start(nodeid: str, at: int = 1) -> TestStarted:
@@ -269,8 +268,12 @@ def test_a_torn_last_line_is_no_damage(tmp_path: Path) -> None:
         (b"\xff\xfe\n\n", "t:1: not a record"),
         (b'{"record":"other"}\n\n', "t:1: not a record"),
         (
-            msgspec.json.encode(replace(BEGIN, format_version=9)) + b"\n",
-            f"format_version 9, this release reads {OUTCOMES_VERSION}",
+            b'{"record":"session","format":9,"command":[],"time_ns":0}\n',
+            r"t:1: .* of this release: Invalid enum value 9 - at `\$.format`; trace again",
+        ),
+        (
+            b'{"record":"session","format_version":5,"command":[],"time_ns":0}\n',
+            "t:1: .* unknown field `format_version`; trace again",
         ),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_file_that_changes_meanwhile_is_not_published(
 def test_a_manifest_that_leads_out_is_refused(path: str, tmp_path: Path) -> None:
     url = memory_url()
     file = {"path": path, "size": 1, "sha256": "0" * 64}
-    manifest = {"format_version": 1, "name": "name", "files": [file]}
+    manifest = {"format": 1, "name": "name", "files": [file]}
     (url / "manifest.json").write(msgspec.json.encode(manifest))
     with pytest.raises(StoreError, match="which is not below its folder"):
         fetched(url, tmp_path / "a")
@@ -179,9 +179,10 @@ def test_names_that_cannot_be_written(name: str, files: dict[str, Path], tmp_pat
     ("data", "says"),
     [
         (b"{", "not the manifest of a published folder"),
-        (b'{"format_version": 2}', "format_version 2, this release reads 1"),
+        (b'{"format": 2}', "format 2, this release reads 1; push it again with this release"),
+        (b'{"format_version": 1}', "format none, this release reads 1; push it again"),
         (
-            b'{"format_version":1,"name":"n","files":[{"path":"a","size":1,"sha256":"../x"}]}',
+            b'{"format":1,"name":"n","files":[{"path":"a","size":1,"sha256":"../x"}]}',
             "not the manifest",
         ),
     ],

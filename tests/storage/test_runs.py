@@ -173,10 +173,10 @@ def test_what_cannot_be_loaded(tmp_path: Path, run: Run) -> None:
     map_path, plan_path = (d / "liba.so.json" for d in (run.map_dir, run.plan_dir))
     sound = {path: path.read_bytes() for path in (map_path, plan_path)}
     other = (run.map_dir / "libb.so.json").read_bytes()
-    old = sound[plan_path].replace(b'"format_version":2', b'"format_version":99', 1)
+    old = sound[plan_path].replace(b'"format":1', b'"format":99', 1)
     for path, data, reason in (
         (plan_path, b"{", "plan/liba.so.json: not a plan of this release"),
-        (plan_path, old, "plan/liba.so.json: format_version 99, this release reads 2"),
+        (plan_path, old, "plan/liba.so.json: format 99, this release reads 1"),
         (map_path, b"{", "map/liba.so.json: not a library map"),
         (map_path, other, "plan/liba.so.json: of .*/liba.so, and the map of that name is of"),
     ):
@@ -255,8 +255,8 @@ def test_names_of_traces_are_unique(run: Run) -> None:
 def test_a_usage_of_another_release(run: Run) -> None:
     """The version tells, whatever the rest of the file looks like."""
     assert load_usage(run) is None
-    run.usage_file.write_text('{"format_version": 99, "unknown": []}')
-    with pytest.raises(StoreError, match=r"usage.json: format_version 99, .*; plan again"):
+    run.usage_file.write_text('{"format": 99, "unknown": []}')
+    with pytest.raises(StoreError, match=r"usage.json: format 99, .*; plan again"):
         load_usage(run)
 
 

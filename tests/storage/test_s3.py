@@ -72,7 +72,7 @@ def test_a_run_a_lock_and_a_report(project: Project, s3: S3) -> None:
     assert used_kernels(project.latest("usage.json")) == set(KERNELS)
     assert "failed" not in done.stderr
     written = Url(f"{bucket}/reports/gpu.json").read(1 << 20)
-    assert written.startswith(b'{\n "format_version"')
+    assert written.startswith(b'{\n "format"')
     compared = project.negativa("report", "--compare", f"{bucket}/baseline.json")
     assert "baseline" in compared.stdout
     shutil.copytree(project.folder / "quickstart", project.folder / "site")

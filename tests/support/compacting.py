@@ -25,7 +25,7 @@ import pytest
 
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Element, LibraryMap, Scope
-from pytest_negativa.models.plan import PLAN_VERSION, Decision, LibraryPlan
+from pytest_negativa.models.plan import Decision, LibraryPlan
 from tests.support.builders import ElementSpec, build_region
 from tests.support.libraries import SHARED_OBJECTS
 
@@ -173,7 +173,6 @@ def spans(library_map: LibraryMap) -> list[tuple[int, int]]:
 def plan_of(library_map: LibraryMap, is_kept: Callable[[int], bool]) -> LibraryPlan:
     """A plan that keeps elements and frames by their number in the file."""
     return LibraryPlan(
-        format_version=PLAN_VERSION,
         library=library_map.library,
         devices=("9.0",),
         decisions=tuple(

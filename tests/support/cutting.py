@@ -13,7 +13,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from pytest_negativa.gpucode.source import digest_of
-from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage
+from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.spans import Range, Span
 from pytest_negativa.processes.auditors import misses_environment
 from pytest_negativa.processes.page_watch import read_processor
@@ -64,7 +64,6 @@ def trace_of(library: Path) -> HostUsage:
     sha256 = digest_of(library)
     assert sha256 is not None
     return HostUsage(
-        format_version=HOST_USAGE_VERSION,
         processors=(read_processor(),),
         processes={"run": 1},
         libraries=(

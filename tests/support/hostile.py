@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from pytest_negativa.hostcode.page_logs import read_misses
+from pytest_negativa.spare.note import MAGIC, NOTE_VERSION
 
 CBIDS = (18, 19, 20, 21, 22, 23, 24, 26, 190, 241, 363, 364, 365, 382, 383, 678, 679, 680, 681, 682,
          684, 685, 738, 740)  # fmt: skip
@@ -335,14 +336,14 @@ def attack_holes(path: str, folder: Path, chance: random.Random) -> None:
         memory = mmap.mmap(-1, (holes + 5) * page, flags=flags, prot=7)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         rows = [[(3 + 2 * n) * page, (4 + 2 * n) * page, 9 * n * page, 1, 0] for n in range(8)]
-        numbers = [3, 0, 0, 0, 120, len(rows), 120 + 32 * len(rows), 0, 0, 0]
+        numbers = [NOTE_VERSION, 0, 0, 0, 120, len(rows), 120 + 32 * len(rows), 0, 0, 0]
         for _ in range(chance.choice((0, 0, 1, 3))):
             damaged = chance.choice([numbers, *rows])
             # The end of a hole is the stub's to trust: it maps the hole before anything is touched.
             field = chance.choice([i for i in range(len(damaged)) if damaged is numbers or i != 1])
             damaged[field] = chance.choice((*SIZES, 1 << 48))
         wide = [v & ((1 << (64 if i in (2, 3) else 32)) - 1) for i, v in enumerate(numbers)]
-        note = struct.pack("<8sII", b"NEGSPARE", *wide[:2]) + bytes(64)
+        note = struct.pack("<8sII", MAGIC, *wide[:2]) + bytes(64)
         note += struct.pack("<QQIIIIII", *wide[2:])
         for row in rows:
             note += struct.pack("<QQQII", *(v & ((1 << 64) - 1) for v in row[:3]),

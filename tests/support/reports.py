@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.coverage import KernelCoverage, KernelRun, LibraryCoverage
 from pytest_negativa.models.library import LibraryIdentity
-from pytest_negativa.models.plan import PLAN_VERSION, Decision, KernelUse, LibraryPlan
-from pytest_negativa.models.report import REPORT_VERSION, LibraryRow, RunReport, RuntimeCode
+from pytest_negativa.models.plan import Decision, KernelUse, LibraryPlan
+from pytest_negativa.models.report import LibraryRow, RunReport, RuntimeCode
 from pytest_negativa.models.trace import Context, Phase
 from pytest_negativa.reporting.rows import library_row
 from tests.support.code_files import planned_files
@@ -23,7 +23,6 @@ DECISIONS = (
 )
 USED = tuple(KernelUse(name, Context(phase=Phase.IMPORT)) for name in "abc")
 PLAN = LibraryPlan(
-    format_version=PLAN_VERSION,
     library=LibraryIdentity(
         path="/lib/libours.so", size=4000, mtime_ns=1, build_id=None, soname=None, machine="x"
     ),
@@ -72,7 +71,6 @@ def runtime(*kernels: str, **changes: Any) -> RuntimeCode:
 
 def report(*rows: LibraryRow, **changes: Any) -> RunReport:
     base = RunReport(
-        format_version=REPORT_VERSION,
         run_id="run",
         directory=".negativa/run",
         devices=("NVIDIA H200 (9.0)",),

@@ -21,7 +21,6 @@ from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device
 from pytest_negativa.models.verdict import (
-    VERDICT_VERSION,
     LibraryStatus,
     ProvedLibrary,
     TestVerdict,
@@ -52,7 +51,6 @@ def verdict_of(*planned: AnalyzedLibrary, status: LibraryStatus = LibraryStatus.
     """That of a run in which all went well, or nothing did."""
     proved = status is LibraryStatus.PROVED
     return Verdict(
-        format_version=VERDICT_VERSION,
         run_id="20260101T000000Z-abcdef",
         proved=proved,
         reasons=() if proved else ("a test differs",),

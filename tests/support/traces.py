@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_negativa.models.trace import (
-    TRACE_VERSION,
     AnyTraceRecord,
     Context,
     ContextRecord,
@@ -33,7 +32,6 @@ DEVICE = Device(name="NVIDIA H200", compute_capability="9.0", uuid="GPU-0", cuda
 
 def header(pid: int = 7, role: Role = Role.SOLO, run_id: str = RUN, start_ns: int = 5) -> Header:
     return Header(
-        format_version=TRACE_VERSION,
         run_id=run_id,
         pid=pid,
         ppid=1,

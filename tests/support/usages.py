@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.trace import (
-    USAGE_VERSION,
     Context,
     Device,
     FirstUse,
@@ -85,7 +84,6 @@ def usage_of(
 ) -> Usage:
     """A usage of ``libraries``; ``memory``: size and kernels by the digest of an image."""
     return Usage(
-        format_version=USAGE_VERSION,
         run_ids=("run",),
         devices=tuple(map(device, devices)),
         libraries=libraries,

@@ -400,7 +400,7 @@ def test_digests_beside_the_traces_complete_their_libraries(tmp_path: Path) -> N
 )
 def test_digests_that_cannot_be_read(tmp_path: Path, fault: PlantedFault) -> None:
     path = write(tmp_path, header(), records("k"))
-    (tmp_path / "digests.json").write_text('{"format_version":1,"libraries":[')
+    (tmp_path / "digests.json").write_text('{"format":1,"libraries":[')
     (warning,) = merge_traces([path]).incomplete
     assert warning.process is None
     fault.check(warning.text)

@@ -46,7 +46,14 @@ def test_a_file_that_exists_is_not_written_over(tmp_path: Path) -> None:
     [
         (b"", "empty"),
         (b'{"record":"head', "empty"),
-        (b'{"record":"header","format_version":99,"new":[1]}\n{"record":"?"}\n', "version 99"),
+        (
+            b'{"record":"header","format":99,"new":[1]}\n{"record":"?"}\n',
+            "not a header of this release: Invalid enum value 99 - at `$.format`; record it again",
+        ),
+        (
+            b'{"record":"header","format_version":1}\n{"record":"?"}\n',
+            "contains unknown field `format_version`; record it again",
+        ),
         (b'{"record":"end","time_ns":1}\n', "no header"),
         (b"\xff\xfe\n", "line 1"),
         (b"null\n", "line 1"),

@@ -26,7 +26,7 @@ from tests.support.reconstructing import planned_of
 from tests.support.traces import header
 from tests.support.usages import usage_of
 
-NO_COPIES = Reconstruction(format_version=1, root="/", fill=1, libraries=(), refused={})
+NO_COPIES = Reconstruction(root="/", fill=1, libraries=(), refused={})
 PYTHON = os.path.realpath(sys.executable)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from pytest_negativa.models.hostcode import HOST_USAGE_VERSION, HostLibrary, HostUsage, Processor
+from pytest_negativa.models.hostcode import HostLibrary, HostUsage, Processor
 from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.spans import PAGE_SIZE, Span
 from pytest_negativa.models.verdict import CpuProof, LibraryStatus, Need
@@ -41,7 +41,6 @@ def touched(*spans: tuple[int, int]) -> HostLibrary:
 
 def usage_of(*libraries: HostLibrary, incomplete: tuple[str, ...] = ()) -> HostUsage:
     return HostUsage(
-        format_version=HOST_USAGE_VERSION,
         processors=(Processor(model="X", flags=()),),
         processes={"run": 1},
         libraries=libraries,

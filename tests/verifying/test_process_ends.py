@@ -19,7 +19,6 @@ from pytest_negativa.models.outcomes import (
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.trace import (
     AFTER_SESSION,
-    USAGE_VERSION,
     Context,
     Header,
     Phase,
@@ -49,7 +48,6 @@ def process(
     worker: str | None = None,
 ) -> UsageProcess:
     header = Header(
-        format_version=1,
         run_id=run,
         pid=7,
         ppid=1,
@@ -74,7 +72,7 @@ def worker(name: str, *, ended: bool = True, last: Context = AFTER_SESSION) -> U
 
 def usage(*processes: UsageProcess) -> Usage:
     return Usage(
-        format_version=USAGE_VERSION, run_ids=(), devices=(), libraries=(), memory_images=(),
+        run_ids=(), devices=(), libraries=(), memory_images=(),
         compiled=(), contexts=(), processes=processes, launches={}, ranges=(), warnings=(),
         incomplete=(),
     )  # fmt: skip

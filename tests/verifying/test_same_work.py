@@ -44,7 +44,7 @@ from tests.support.analyses import settings, used
 from tests.support.libraries import QUICKSTART_LIBRARY
 from tests.support.usages import Launched, usage_of, with_launches
 
-NO_COPIES = Places(Reconstruction(format_version=1, root="/", fill=1, libraries=(), refused={}))
+NO_COPIES = Places(Reconstruction(root="/", fill=1, libraries=(), refused={}))
 A, B = (Context(phase=Phase.CALL, nodeid=f"test_a.py::test_{name}") for name in "ab")
 CONTEXTS = (A, B)
 PROCESS = Context(phase=Phase.PROCESS)

@@ -22,7 +22,7 @@ static Hole *holes_of(const Note *note) { return (Hole *)((uintptr_t)note + note
 
 static bool is_sound(const Note *note) {
     if ((uintptr_t)note % 8 || !is_readable((uintptr_t)note, sizeof *note) ||
-        memcmp(note->magic, "NEGSPARE", sizeof note->magic) != 0 || note->version != NOTE_VERSION ||
+        memcmp(note->magic, NOTE_MAGIC, sizeof note->magic) != 0 || note->version != NOTE_VERSION ||
         note->holes % 8 || note->hole_count == 0 || note->hole_count > MAX_HOLES ||
         !is_readable((uintptr_t)holes_of(note), note->hole_count * sizeof(Hole)) ||
         !is_readable((uintptr_t)note + note->name, MAX_NAME))

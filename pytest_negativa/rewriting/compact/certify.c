@@ -659,7 +659,7 @@ static void read_note(void) {
         if (text[remedy] != '/') fail("a folder of its note is not absolute");
     text_size(text, size, ++remedy);
     Note wanted = note;
-    memcpy(wanted.magic, "NEGSPARE", 8), wanted.version = NOTE_VERSION;
+    memcpy(wanted.magic, NOTE_MAGIC, 8), wanted.version = NOTE_VERSION;
     wanted.flags = 0, wanted.reserved = 0;
     for (size_t i = 0; i < slim.section_count; i++)
         if (strcmp(section_name(&slim, i), "__rseq_cs") == 0) wanted.flags = RESTARTABLE;
@@ -694,7 +694,7 @@ static void check_spare(void) {
     if (note.original_size > spare.size || !within(end, sizeof trailer, spare.size))
         fail("its spare is too short");
     memcpy(&trailer, spare.data + end, sizeof trailer), wanted = trailer;
-    memcpy(wanted.magic, "NEGSPARE", 8), wanted.version = NOTE_VERSION;
+    memcpy(wanted.magic, NOTE_MAGIC, 8), wanted.version = NOTE_VERSION;
     memcpy(wanted.pair, note.pair, 32), memcpy(wanted.original, note.original, 32);
     wanted.original_size = note.original_size;
     if (memcmp(&trailer, &wanted, sizeof trailer) != 0 || trailer.kept_count > MAX_ROWS ||

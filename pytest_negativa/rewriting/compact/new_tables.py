@@ -17,9 +17,10 @@ it. Others, such as patchelf, take the name for the symbols' section, so the who
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Iterator, Mapping
+
+import msgspec
 
 from pytest_negativa.gpucode.elf import MARKER
 from pytest_negativa.gpucode.elf_tables import (
@@ -58,7 +59,7 @@ from pytest_negativa.gpucode.elf_tables import (
     SectionHeader,
     Symbol,
 )
-from pytest_negativa.gpucode.slimmed import MARKER_VERSION, WHOLE
+from pytest_negativa.gpucode.slimmed import WHOLE, Marker
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.spans import PAGE_SIZE, Span
 from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at
@@ -111,7 +112,7 @@ def append_headers(
         )
         segments = (*segments, load)
     phoff = builder.append(b"".join(PHDR.pack(s) for s in segments), pages.page_size)
-    marker = _marker_text(tables, segments, source.size, spare)
+    marker = msgspec.json.encode(Marker(size_before=source.size, spare=spare))
     sections, names_index = _add_sections(
         builder, marker, tables, pages, strip=strip, moved=moved or {}
     )
@@ -269,20 +270,6 @@ def _add_names(
 
 def _unloaded(kind: int, offset: int, size: int) -> SectionHeader:
     return SectionHeader(0, kind, 0, 0, offset, size, 0, 0, 1, 0)
-
-
-def _marker_text(
-    tables: ElfTables, segments: tuple[ProgramHeader, ...], size: int, spare: str | None
-) -> bytes:
-    facts: dict[str, int | str] = {
-        "compacted": MARKER_VERSION,
-        "load_segments": sum(1 for s in segments if s.p_type == PT_LOAD),
-        "load_segments_before": len(tables.loads),
-        "size_before": size,
-    }
-    if spare is not None:
-        facts["spare"] = spare
-    return json.dumps(facts, sort_keys=True).encode()
 
 
 def refusal(
