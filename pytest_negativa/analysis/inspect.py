@@ -42,8 +42,6 @@ devices in each summary; 1 is the first."""
 
 _NO_LIBRARIES = '"libraries": []'
 
-"""Called with the bytes of libraries done and of all libraries."""
-
 Take = Callable[[MappedLibrary], MappedLibrary]
 
 
