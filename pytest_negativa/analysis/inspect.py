@@ -38,8 +38,6 @@ import msgspec
 
 _NO_LIBRARIES = '"libraries": []'
 
-"""Called with the bytes of libraries done and of all libraries."""
-
 Take = Callable[[MappedLibrary], MappedLibrary]
 
 

@@ -40,7 +40,8 @@ class ChildEnds:
 
     def _run(self, command: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> int:
         status = self._system(command)
-        self._add(command, os.waitstatus_to_exitcode(status))
+        # -1: who ignores SIGCHLD can't wait for it.
+        self._add(command, 0 if status < 0 else os.waitstatus_to_exitcode(status))
         return status
 
     def _note(self, process: subprocess.Popen[bytes], status: int | None) -> None:

@@ -125,15 +125,20 @@ class Journal:
         Raises:
             StoreError: a RECORD can't be read or written; the others are.
         """
-        lines = {
+        # Of an original that was back, this run may have made a result under another key.
+        back = {
+            os.path.join(self.root, name): RecordLine(
+                record_digest(entry.original_sha256), str(entry.original_size)
+            )
+            for entry, names in self._back.values()
+            for name in names
+        }
+        lines = back | {
             os.path.join(self.root, name): RecordLine(record_digest(entry.sha256), str(entry.size))
             for entry in self.manifest.slimmed.values()
             for name in entry.names
             if _is_result(self.root / name, entry)
         }
-        for entry, names in self._back.values():
-            line = RecordLine(record_digest(entry.original_sha256), str(entry.original_size))
-            lines |= {os.path.join(self.root, name): line for name in names}
         problem: NegativaError | None = None
         # conda lists the RECORD files in its environment.
         for installed in (one for site in reversed(self.tree.sites) for one in site.installed):

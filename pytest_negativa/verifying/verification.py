@@ -133,7 +133,10 @@ class Verification:
             NegativaError: the copies can't be written.
         """
         self._held = self._lingering = ()
-        self._on_copies = planned is not None
+        was_traced, self._on_copies = self._traces_cpu, planned is not None
+        if self._traces_cpu and not was_traced:
+            # Whether these tests need more CPU code, nobody saw.
+            self._originals = {}
         self._remove_tables()
         reconstruction = self._write_copies(planned)
         planned = planned or ()

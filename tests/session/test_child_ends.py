@@ -40,6 +40,17 @@ def test_children_that_fail_are_noted_however_they_are_started() -> None:
     assert ends.take() == []
 
 
+def test_a_child_of_a_process_that_ignores_such_ends() -> None:
+    """Its status is not known, and the test goes on with what it would get without us."""
+    code = (
+        "import os, signal; from pytest_negativa.session.child_ends import ChildEnds; "
+        "ends = ChildEnds(); ends.start(); signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+        "print(os.system('exit 1'), ends.take())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "-1 []\n"
+
+
 async def _wait(program: str) -> None:
     process = await asyncio.create_subprocess_exec(program)
     assert await process.wait() == 1

@@ -455,6 +455,36 @@ def test_a_page_that_a_failed_test_needs(
     assert functions_in(library, missed) == {"in_thread"}
 
 
+FAILS_BUT_AGAIN = """
+import ctypes
+
+def test_use():
+    use(LIB)
+
+def test_fails():
+    ctypes.CDLL(os.environ["LIBRARY"]).in_main()
+    assert ROUND == "original"
+    ctypes.CDLL(os.environ["LIBRARY"]).in_thread()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "Code that a failed test needs is seen when it runs again, and the copies have it elsewhere.",
+    says="1 page (file offsets 0x",
+)
+def test_a_page_that_a_failed_test_needs_with_compacted_copies(
+    tmp_path: Path, fault: PlantedFault
+) -> None:
+    project = VerifiedProject(tmp_path / "project", FAILS_BUT_AGAIN)
+    library = compile_paged(tmp_path)
+    options = ("--negativa", "--negativa-verify", "--negativa-cpu", "--negativa-copies=compacted")
+    done = project.pytest("-q", *options, status=1, LIBRARY=str(library))
+    fault.check(line_of_need(done.stdout, library))
+    missed = missed_in(project.latest("verdict.json"), library)
+    assert functions_in(library, missed) == {"in_thread"}
+
+
 BOTH = f"""
 {ANOTHER}
 

@@ -126,3 +126,20 @@ def test_two_distributions_that_have_one_file(site: Made, tmp_path: Path) -> Non
     assert undo_all(site)[ONE].status is SlimStatus.UNDONE
     assert first.read_bytes() == before
     assert original in other.read_text()
+
+
+def test_one_name_of_two_has_the_original_again(site: Made) -> None:
+    """RECORD has the digest of the result that is made of it, under another key."""
+    other = site.two.with_name("zz.so")
+    os.link(site.two, other)
+    record, original = site.info / "RECORD", site.two.read_bytes()
+    lines = record.read_text()
+    record.write_text(lines + f"gpu/lib/zz.so,{digest_field(original)},{len(original)}\n")
+    request = SlimRequest(paths=(site.folder,), lock=site.lock, options=FAST)
+    slim_trees(request)
+    site.two.unlink()
+    other.unlink()
+    other.write_bytes(original)
+    slim_trees(request)
+    assert other.read_bytes() != original
+    assert f"gpu/lib/zz.so,{digest_field(other.read_bytes())}," in record.read_text()
