@@ -1,4 +1,4 @@
-"""Usage to maps and plans of all libraries: which are planned, changed, unread; lost globs."""
+"""Libraries of a run to maps and plans: changed, unread, covered ones; globs without a match."""
 
 from __future__ import annotations
 

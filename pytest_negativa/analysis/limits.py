@@ -1,4 +1,4 @@
-"""Limits of a run: when thresholds, coverage, ``no_jit``, ``require_gpu`` are crossed; lost globs.
+"""When a run crosses limits: thresholds, coverage, ``no_jit``, ``require_gpu``, one of no library.
 
 The limits of growth are in ``snapshots``, which also compares.
 """
