@@ -1,4 +1,4 @@
-"""Usage to maps and plans of all libraries: which are planned, changed, unread; lost globs."""
+"""Libraries of a run to maps and plans: changed, unread, covered ones; globs without a match."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ from pytest_negativa.settings.globs import (
     first_glob,
     is_selected,
     limit_of,
+    names_of,
     unmatched_globs,
     unmatched_libraries,
 )
@@ -151,7 +152,7 @@ class _Analyzer:
             place = Place(library.path)
             if self._asks_for_all or is_installed(library.path):
                 place = self._owners.of(library.path)
-            self._names.append(_names_of(library_map, place))
+            self._names.append(names_of(library_map.library, place.distribution))
             if not is_selected(self._settings.libraries, self._names[-1]):
                 continue
             if self._contents.is_alone(library):
@@ -204,7 +205,7 @@ class _Analyzer:
     def _plan(
         self, library_map: LibraryMap, library: TracedLibrary, place: Place
     ) -> AnalyzedLibrary:
-        names = _names_of(library_map, place)
+        names = names_of(library_map.library, place.distribution)
         glob = first_glob(self._settings.keep.libraries, names)
         policy = KeepPolicy(
             whole_library=None if glob is None else f"keep.libraries: {glob}",
@@ -287,11 +288,6 @@ class _Analyzer:
                 for name in library.library_map.names:
                     self._kernel_globs.match(name, demangle(name))
         yield from unmatched_globs(self._settings, "keep.kernels", self._kernel_globs.matched)
-
-
-def _names_of(library_map: LibraryMap, place: Place) -> LibraryNames:
-    library = library_map.library
-    return LibraryNames(library.path, library.soname, place.distribution)
 
 
 def _below(roots: Iterable[str], file: str) -> str:

@@ -1,4 +1,4 @@
-"""Report of a run: rows, totals, crossed thresholds and limits, notes; uses after the report.
+"""The report of a run: its plans and rows, warnings, uses after the report; with other limits.
 
 ``RunReport`` is what all renderers share.
 """
@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.combine import prove_by_parts
+from pytest_negativa.analysis.limits import find_crossed
 from pytest_negativa.analysis.snapshots import (
     compare_with_baseline,
     make_baseline,
-    names_of,
 )
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.mapping import OnDone
@@ -27,13 +27,7 @@ from pytest_negativa.hostcode.gather import gather, with_pages, with_pages_of
 from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportContents
 from pytest_negativa.models.report import LibraryRow, RunReport
-from pytest_negativa.models.settings import (
-    ReportFormat,
-    Reports,
-    Settings,
-    Thresholds,
-    crossed_thresholds,
-)
+from pytest_negativa.models.settings import ReportFormat, Reports, Settings
 from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.models.trace import UNENDED, Usage
 from pytest_negativa.models.verdict import Need
@@ -42,8 +36,7 @@ from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.rows import library_row, proof_row
 from pytest_negativa.reporting.text import path_for_people
-from pytest_negativa.reporting.units import format_items
-from pytest_negativa.settings.globs import LIMIT_OPTIONS, limit_of, unmatched_libraries
+from pytest_negativa.settings.globs import limit_of, names_of
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
@@ -250,14 +243,6 @@ def _uses(usage: Usage) -> Iterator[tuple[str, object]]:
     yield from ((place, (place, page)) for place, used in libraries for page in used.touched)
 
 
-# The kernels of files that are GPU code are not known, so no limit on them checks anything.
-_OF_KERNELS = (
-    "coverage.libraries",
-    "coverage.fail_under",
-    "thresholds.min_used_kernels",
-)
-
-
 def build_report(
     analysis: Analysis,
     settings: Settings,
@@ -310,13 +295,7 @@ def _compared(
 ) -> RunReport:
     """The report, compared with all limits of the settings, and with the baseline."""
     comparison = compare_with_baseline(libraries, settings.compare)
-    crossed = (
-        *_crossed(settings, usage, report, libraries),
-        *_crossed_by_library(settings, libraries),
-        *comparison.crossed,
-        *_limits_of_nothing(settings, libraries),
-        *(report.unchecked if settings.has_limits else ()),
-    )
+    crossed = tuple(find_crossed(settings, usage, report, libraries, comparison.crossed))
     warnings = tuple(text for text in report.warnings if text not in crossed)
     return replace(report, crossed=crossed, compared=comparison.lines, warnings=warnings)
 
@@ -338,55 +317,6 @@ def _replay_line(usage: Usage) -> str | None:
         f"No GPU: replaying the trace recorded on {usage.replay.device}, {when}; "
         "nothing is proved here."
     )
-
-
-def _crossed(
-    settings: Settings, usage: Usage, report: RunReport, libraries: Sequence[AnalyzedLibrary]
-) -> Iterator[str]:
-    if settings.require_gpu and (usage.replay is not None or not usage.devices):
-        yield "require_gpu: no GPU code was loaded on a GPU here"
-    yield from crossed_thresholds(
-        {key: getattr(settings.thresholds, key).overall for key in Thresholds.__struct_fields__},
-        gpu_code=report.code_bytes,
-        unused_bytes=report.unused_bytes,
-        used_kernels=sum(row.used_kernels for row in report.libraries),
-    )
-    yield from settings.coverage.crossed(
-        [one.coverage for one in libraries if one.coverage is not None]
-    )
-    if settings.no_jit and (new := [one for one in report.runtime if one.is_new]):
-        kernels = format_items(len({n for one in new for n in one.kernels}), "kernel", "kernels")
-        yield (
-            f"no_jit: the tests compiled {kernels}, the first in {new[0].first}; "
-            "negativa kernels --jit lists what to build ahead"
-        )
-
-
-def _crossed_by_library(settings: Settings, libraries: Iterable[AnalyzedLibrary]) -> Iterator[str]:
-    for one in libraries:
-        names, row = names_of(one), library_row(one.plan)
-        of_library = {
-            key: limit_of(getattr(settings.thresholds, key).libraries, names)
-            for key in Thresholds.__struct_fields__
-            if key != "min_used_kernels" or not row.is_files
-        }
-        for text in crossed_thresholds(
-            of_library,
-            gpu_code=row.code_bytes,
-            unused_bytes=row.unused_bytes,
-            used_kernels=row.used_kernels,
-        ):
-            yield f"{Path(names.path).name}: {text}"
-
-
-def _limits_of_nothing(settings: Settings, libraries: Sequence[AnalyzedLibrary]) -> Iterator[str]:
-    """Limits whose glob matches nothing that was analysed: what checks nothing must not pass."""
-    covers = ("coverage.libraries",) if settings.coverage.fail_under.overall is not None else ()
-    for option in (*LIMIT_OPTIONS, *covers):
-        names = [
-            names_of(one) for one in libraries if not (one.plan.is_files and option in _OF_KERNELS)
-        ]
-        yield from unmatched_libraries(settings, option, names)
 
 
 def load_contents(run: Run) -> ReportContents:
@@ -444,9 +374,12 @@ def with_limits(contents: ReportContents, settings: Settings) -> ReportContents:
     libraries = []
     for one in contents.libraries:
         if one.distribution is None:
-            owner = owners.of(one.plan.library.path)
-            one = dataclasses.replace(one, distribution=owner.distribution)
-        limit = limit_of(settings.coverage.fail_under.libraries, names_of(one))
+            one = dataclasses.replace(
+                one, distribution=owners.of(one.plan.library.path).distribution
+            )
+        limit = limit_of(
+            settings.coverage.fail_under.libraries, names_of(one.plan.library, one.distribution)
+        )
         covered = None if one.coverage is None else replace(one.coverage, limit=limit)
         if limit is not None and covered is None:
             raise StoreError(

@@ -42,7 +42,7 @@ from pytest_negativa.planning.snapshot import (
 )
 from pytest_negativa.reporting.difference import describe_change
 from pytest_negativa.reporting.units import and_more, format_items, format_names
-from pytest_negativa.settings.globs import LibraryNames, limit_of
+from pytest_negativa.settings.globs import limit_of, names_of
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.results import load_baseline, load_planned
 from pytest_negativa.storage.runs import Run, RunsFolder
@@ -206,7 +206,6 @@ def _place_here(place: Place) -> str | None:
 
 
 _UNLISTED = ": the baseline lists no kernels of it, so new ones are unknown; write it anew"
-_UNTESTED = "new-kernels-untested"
 _MOST_LINES = 10
 
 
@@ -277,7 +276,7 @@ def compare_figures(
     total = _total(changes)
     all_untested = [name for found in untested.values() for name in found]
     crossed = [*_crossed("compare.fail", settings.fail.overall or (), total, all_untested)]
-    for_globs = {name: names_of(one) for name, one in names.items()}
+    for_globs = {name: names_of(one.plan.library, one.distribution) for name, one in names.items()}
     for change in changes:
         if change.name in for_globs:
             limits = limit_of(settings.fail.libraries, for_globs[change.name]) or ()
@@ -285,12 +284,6 @@ def compare_figures(
             crossed += _crossed(where, limits, change, untested.get(change.name, []))
     lines = [*_lines(total, changes, all_untested), *(f"{name}{_UNLISTED}" for name in unlisted)]
     return BaselineComparison(tuple(lines), tuple(crossed))
-
-
-def names_of(library: AnalyzedLibrary) -> LibraryNames:
-    """The names of a library that globs are compared with."""
-    found = library.plan.library
-    return LibraryNames(found.path, found.soname, library.distribution)
 
 
 def _names_in(libraries: Sequence[AnalyzedLibrary]) -> tuple[str, ...]:
@@ -314,11 +307,13 @@ def _crossed(
 ) -> Iterator[str]:
     figures = {"size": change.size, "code": change.code, "unused": change.unused}
     for limit in limits:
-        if limit.figure == _UNTESTED:
+        if limit.figure not in figures:  # new-kernels-untested
             if len(untested) > limit.limit:
                 count = format_items(len(untested), "new kernel is", "new kernels are")
-                named = format_names(untested)
-                yield f"{where}: {count} untested ({named}), the limit is {limit.limit:.0f}"
+                yield (
+                    f"{where}: {count} untested ({format_names(untested)}), "
+                    f"the limit is {limit.limit:.0f}"
+                )
             continue
         figure = figures[limit.figure]
         before = figure.before or 0

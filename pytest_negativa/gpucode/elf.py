@@ -1,4 +1,4 @@
-"""Host ELF file to sections, soname, build id, machine; limits on bytes of its tables.
+"""Host ELF file to sections, soname, build id; refused files (Windows, Mach-O); limits of tables.
 
 A file may be crafted or damaged. This module checks the header first, and limits the bytes that it
 reads of the tables.

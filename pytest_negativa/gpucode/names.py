@@ -1,4 +1,4 @@
-"""The names of a library's kernels and symbols, each once, as its map refers to them by index."""
+"""Names of a library's kernels and symbols, each once, by index; at most 256 MiB of them."""
 
 from __future__ import annotations
 

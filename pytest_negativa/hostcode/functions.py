@@ -1,4 +1,4 @@
-"""Functions of a library, by unwind tables and symbols; which of them were touched.
+"""Functions of a library, by unwind tables and symbols; touched ones; the rows of a CPU report.
 
 A ``HostUsage`` becomes the rows of a report: bytes, pages and functions by library.
 """

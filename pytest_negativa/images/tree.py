@@ -1,4 +1,4 @@
-"""Files of a folder, archive or image that are mapped: kinds, no links out; Windows's wheels.
+"""Files of a folder, archive or image that are mapped; hidden ones, no links out; Windows.
 
 Nothing here leaves the tree. No link to a file is followed: the file is either in the tree, and
 found there, or no part of it.

@@ -1,4 +1,4 @@
-"""Kernel coverage: which tests ran which kernel of the project's own libraries."""
+"""Kernel coverage: which tests ran which kernel; groups by source file, else by namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU code in a file tree: an unpacked image, or an environment of Python or conda."""
+"""Rows of ``negativa inspect --packages``: files and packages, their use, by what they match."""
 
 from __future__ import annotations
 

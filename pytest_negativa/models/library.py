@@ -1,4 +1,4 @@
-"""The map of a library's GPU code: the result of ``read_library``, and the map file.
+"""The map of a library, and its file: elements, kernels; which code devices load or link anew.
 
 Names repeat a lot in GPU code: the cubins of six archs have the same mangled kernel name, which may
 be hundreds of characters long. A ``LibraryMap`` holds each name once, in ``names``, and its rows

@@ -1,4 +1,4 @@
-"""The report of a run: rows first, then whatever shows them."""
+"""The rows of a run's report: reasons, libraries, the proof, compiled code; their sums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings in the shape of ``negativa.yaml``; coverage, thresholds, compare: when crossed.
+"""Settings in the shape of ``negativa.yaml``, as all code gets them; ``analysis.limits`` compares.
 
 They hold plain values only and can travel to the workers of pytest-xdist. They have no defaults:
 types, defaults and help are in the table of options, ``settings.options``.
@@ -7,14 +7,11 @@ types, defaults and help are in the table of options, ``settings.options``.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from pytest_negativa.models.base import NonNegative, Record
-from pytest_negativa.models.coverage import LibraryCoverage
 from pytest_negativa.models.outcomes import Aspect
 
 _Limit = TypeVar("_Limit")
@@ -146,32 +143,6 @@ class Coverage(Record, frozen=True, kw_only=True):
     libraries: tuple[str, ...]
     fail_under: Limits[float]
 
-    def crossed(self, libraries: Sequence[LibraryCoverage]) -> tuple[str, ...]:
-        """The crossed limits, a sentence each; a value equal to its limit crosses nothing.
-
-        Without a kernel nothing is tested, so ``fail_under`` is crossed.
-        """
-        least = self.fail_under.overall
-        found = [
-            f"fail_under: {_below(len(one.kernels), one.run_kernels, one.limit)} of "
-            f"{Path(one.path).name} {one.word}, the limit is {one.limit:.12g}%"
-            for one in libraries
-            if one.limit is not None and _below(len(one.kernels), one.run_kernels, one.limit)
-        ]
-        kernels = sum(len(one.kernels) for one in libraries)
-        run = sum(one.run_kernels for one in libraries)
-        if least is not None and not kernels:
-            found.append(
-                "fail_under: no loaded library of the project has kernels; name its libraries in "
-                "coverage.libraries"
-            )
-        elif least is not None and (share := _below(kernels, run, least)):
-            word = "run" if all(one.counted for one in libraries) else "looked up"
-            found.append(
-                f"fail_under: {share} of the project's kernels {word}, the limit is {least:.12g}%"
-            )
-        return tuple(found)
-
 
 class Thresholds(Record, frozen=True, kw_only=True):
     """Limits over all analysed libraries; a session that crosses one exits with 1."""
@@ -179,57 +150,6 @@ class Thresholds(Record, frozen=True, kw_only=True):
     max_unused_percent: Limits[float]
     min_used_kernels: Limits[int]
     max_gpu_code: Limits[int]
-
-
-def crossed_thresholds(
-    limits: Mapping[str, Any], *, gpu_code: int, unused_bytes: int, used_kernels: int
-) -> tuple[str, ...]:
-    """The crossed thresholds, a sentence each; a value equal to its limit crosses nothing.
-
-    Percentages are exact, not rounded. Without GPU code, no percentage exists, so none crosses a
-    limit.
-
-    Args:
-        limits: by name of a field of ``Thresholds``; None for no limit.
-        gpu_code, unused_bytes: sizes in bytes.
-        used_kernels: number of kernels.
-    """
-    found = []
-    most, least, largest = map(limits.get, Thresholds.__struct_fields__)
-    if gpu_code and most is not None and (unused := 100 * unused_bytes / gpu_code) > most:
-        found.append(
-            f"max_unused_percent: {_percent(unused, most)} of the GPU code is unused, "
-            f"the limit is {most:.12g}%"
-        )
-    if least is not None and used_kernels < least:
-        found.append(
-            f"min_used_kernels: {used_kernels:,} "
-            f"{'kernel is' if used_kernels == 1 else 'kernels are'} used, "
-            f"the limit is {least:,}"
-        )
-    if largest is not None and gpu_code > largest:
-        unit = "byte" if largest == 1 else "bytes"
-        found.append(
-            f"max_gpu_code: there are {gpu_code:,} bytes of GPU code, "
-            f"the limit is {largest:,} {unit}"
-        )
-    return tuple(found)
-
-
-def _percent(share: float, limit: float) -> str:
-    """A percentage with the fewest decimals, one at least, that show which side of a limit it is.
-
-    The two differ.
-    """
-    texts = [f"{share:.{digits}f}" for digits in range(1, 15)]
-    sides = (text for text in texts if (float(text) - limit) * (share - limit) > 0)
-    return next(sides, texts[-1]) + "%"
-
-
-def _below(whole: int, part: int, limit: float) -> str:
-    """The share of ``part`` in words if it is below the limit, else nothing."""
-    share = 100 * part / whole if whole else 100.0
-    return f"{_percent(share, limit)} ({part:,} of {whole:,})" if share < limit else ""
 
 
 class GrowthLimit(Record, frozen=True, kw_only=True):

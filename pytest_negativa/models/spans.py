@@ -1,4 +1,4 @@
-"""Spans of bytes, and the sets that they make.
+"""Spans of bytes: the sets that they make, the pages of 4 KiB that they touch or fill.
 
 A span is also a pair, so each function takes pairs. "Disjoint" spans are ascending, and no two of
 them share a byte, as ``union`` returns them.

@@ -1,4 +1,4 @@
-"""Plans: the order of the reasons by which code stays or is unused. Reads no library bytes.
+"""Plans by use, by archs alone (``--arch``), of nothing; the order of reasons; trimmed cubins.
 
 Missing data means keep: the plan calls code unused only if it is known to be unused. The labels
 "for other GPUs" and "no used kernel" come from ``_Planner._decide``.

@@ -1,4 +1,4 @@
-"""Kernel coverage as text: the project's own kernels, and the tests to write."""
+"""Kernel coverage as text: the table of own kernels, and ``terminal-missing``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formats of a run's report, each with its renderer, and where each goes.
+"""Formats of a run's report: the renderer of each, the screen or a file (``settings.options``).
 
 A new format is a renderer here, a ``ReportFormat``, and its name in the option ``reports.formats``
 (``settings.options``).

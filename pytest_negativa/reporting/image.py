@@ -1,4 +1,4 @@
-"""An image report as text."""
+"""``negativa inspect --packages`` as text: tables of packages and files, what is slimmable."""
 
 from __future__ import annotations
 

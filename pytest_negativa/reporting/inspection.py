@@ -1,4 +1,4 @@
-"""Output of ``negativa inspect``: summaries and maps to text."""
+"""``negativa inspect`` as text: tables of libraries, archs, elements, kernels, loadable code."""
 
 from __future__ import annotations
 

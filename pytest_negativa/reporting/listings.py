@@ -1,4 +1,4 @@
-"""Answers about a run as text: its kernels, its tests, and what some tests need."""
+"""``negativa kernels`` (also ``--jit``), ``tests`` and ``needs`` as text."""
 
 from __future__ import annotations
 

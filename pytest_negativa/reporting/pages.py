@@ -1,4 +1,4 @@
-"""Pages of libraries as text for the terminal: CPU code that a run touched, code that came back."""
+"""``negativa pages`` and ``negativa misses`` as text."""
 
 from __future__ import annotations
 

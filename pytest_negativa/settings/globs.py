@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from pytest_negativa.errors import OptionError, did_you_mean
+from pytest_negativa.models.library import LibraryFile
 from pytest_negativa.models.settings import Libraries, Limits, Settings
 
 _T = TypeVar("_T")
@@ -45,6 +46,11 @@ class LibraryNames(NamedTuple):
     path: str
     soname: str | None = None
     distribution: str | None = None
+
+
+def names_of(library: LibraryFile, distribution: str | None) -> LibraryNames:
+    """The names of a file; ``distribution`` is the package that installed it."""
+    return LibraryNames(library.path, library.soname, distribution)
 
 
 def matches(glob: str, name: str) -> bool:

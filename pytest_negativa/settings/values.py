@@ -1,4 +1,4 @@
-"""Values: sizes (500 MB, 1.5 GiB), percent, archs, globs, thresholds, growth, report formats.
+"""Values as text: sizes, percent, archs, globs, limits, growth, reports; relative paths.
 
 msgspec checks words, numbers and switches, by the fields of the records. What else a text may be,
 such as a size or a glob, is read here.

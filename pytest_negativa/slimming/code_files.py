@@ -39,8 +39,9 @@ from pytest_negativa.slimming.manifest import how_to_reinstall
 from pytest_negativa.slimming.recipes import Recipe
 from pytest_negativa.slimming.request import SlimOptions
 from pytest_negativa.slimming.slimmed import Fate
-from pytest_negativa.slimming.tree import FileGroup, Tree, head_of, staged_name
+from pytest_negativa.slimming.tree import FileGroup, Tree, staged_name
 from pytest_negativa.storage.shared_folders import make_folder
+from pytest_negativa.storage.system import head_of
 
 _NOT_AGAIN = (
     "removed before, by another lock or for other archs, and this one may keep them: put them back "
@@ -141,7 +142,7 @@ def packages_by_archs(
     for group in (one for one in groups if one.name.endswith(CODE_SUFFIXES)):
         path = tree.root / group.name
         head = head_of(path)
-        if head is None or not is_loadable(head):
+        if not is_loadable(head):
             continue
         name = package_of(group.name)
         package = packages.setdefault(name, Package(name, source))
@@ -203,7 +204,7 @@ def packages_by_lock(
             # Any name of the file may be what a program opens.
             is_kept = any(names.get(name) in kept or name not in names for name in group.names)
             head = head_of(tree.root / group.name)
-            is_kept = is_kept or head is None or not is_loadable(head)
+            is_kept = is_kept or not is_loadable(head)
             (package.kept if is_kept else package.unused).append(group)
         checked = package.unused if options.spare is None else ()
         lines = one.code_files

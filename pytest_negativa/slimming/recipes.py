@@ -1,4 +1,4 @@
-"""Recipes: what goes by a lock, by archs, if never loaded, by strip alone; files kept whole.
+"""Recipes: by a lock, archs, never loaded, strip alone; which plan each takes; files kept whole.
 
 A recipe's digest tells whether a library was slimmed in the same way before. It covers what the
 outcome depends on and nothing else: neither the names of the tests, nor the release.

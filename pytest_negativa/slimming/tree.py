@@ -28,7 +28,7 @@ from pytest_negativa.installed.sites import (
     find_prefix,
     find_site,
 )
-from pytest_negativa.models.file_kinds import ELF_MAGIC, HEAD_SIZE
+from pytest_negativa.models.file_kinds import ELF_MAGIC
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.rewriting.compact.rebuild import read_note
 from pytest_negativa.spare.note import Note
@@ -247,11 +247,6 @@ class Tree:
         return read_fact(self.root / group.name, has_gpu_code)
 
 
-def head_of(path: Path) -> bytes | None:
-    """The first bytes of a file, see ``HEAD_SIZE``; None if it can't be read."""
-    return read_fact(path, lambda source: source.read(0, min(HEAD_SIZE, source.size)))
-
-
 def soname_of(path: Path) -> str | None:
     """The soname of a library, if it has one and can be read."""
     return read_fact(path, lambda source: read_host_elf(source).soname)
@@ -267,8 +262,8 @@ def refuse_other_files(paths: Sequence[Path]) -> None:
         OptionError: one is. A damaged library, which the manifest beside it may name, is none.
     """
     for path in paths:
-        head = head_of(path)
-        is_elf = head is None or head.startswith(ELF_MAGIC)
+        head = read_fact(path, lambda source: source.read(0, min(len(ELF_MAGIC), source.size)))
+        is_elf = head in (None, ELF_MAGIC)
         if not is_elf and not path.resolve().with_name(MANIFEST_NAME).exists():
             raise OptionError(f"{path}: {_NO_LIBRARY}")
 

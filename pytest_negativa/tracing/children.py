@@ -1,4 +1,4 @@
-"""Children of a traced process: the library that traces them, and how untraced ones are noted.
+"""Children of a traced process: their tracer; untraced ones; what an outer session is told.
 
 CUDA loads the native library into the child processes.
 """

@@ -26,7 +26,7 @@ from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary
 from pytest_negativa.processes.file_users import FileUser
 from pytest_negativa.processes.open_watch import Opens
 from pytest_negativa.reporting.units import format_items, format_names
-from pytest_negativa.settings.globs import LibraryNames, matches_command, matches_library
+from pytest_negativa.settings.globs import matches_command, matches_library, names_of
 from pytest_negativa.tracing.libraries import hash_library
 
 # No process loads a library from there, and some have very many files.
@@ -54,7 +54,7 @@ class NamedUses:
         if not self._globs:
             return False
         owner = self._owners.of(library.path).distribution
-        names = LibraryNames(library.path, library.soname, owner)
+        names = names_of(library, owner)
         return any(matches_library(glob, names) for glob in self._globs)
 
     def cover(self, original: str, users: Collection[FileUser] = ()) -> bool:

@@ -1,4 +1,4 @@
-/* The holes of libraries with a spare, and the removed code of libraries that have it overwritten.
+/* Holes of libraries with a spare, removed code of overwritten ones: inaccessible, if they can be.
  *
  * A library that rewriting/compact/cut.py cut maps its spare into its holes while it is relocated,
  * as its note says (spare/stub.c). That is after la_objopen. So the note in memory gets PROT_NONE

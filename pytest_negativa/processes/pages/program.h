@@ -1,4 +1,4 @@
-/* What the program does to its own memory, by other versions of libc's functions. */
+/* What the program does to its memory: mprotect, mseal, prctl, calls that read it. See libc.h. */
 #pragma once
 
 #include "hide.h"

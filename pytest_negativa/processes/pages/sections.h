@@ -1,4 +1,4 @@
-/* Which pages of a library are watched: whole ones of its code, unwind tables and GPU code. */
+/* Watched pages of a library: whole ones of code, unwind tables, GPU code; refused libraries. */
 #pragma once
 
 #include "watched.h"

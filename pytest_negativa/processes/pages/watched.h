@@ -1,4 +1,4 @@
-/* The libraries whose pages are watched, and what a touch of a page does. */
+/* The watched libraries; what a touch of a page does: to 64 pages if there are many mappings. */
 #pragma once
 
 #include "log.h"

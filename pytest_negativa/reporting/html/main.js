@@ -1,4 +1,4 @@
-// Addresses (#/kernels?q=gemm) to pages; menu, theme, start.
+// Addresses (#/kernels?q=gemm) to pages; menu, theme, start; the key / leads to the search.
 
 const PAGES = [["", "Overview"], ["libraries", "Libraries"], ["elements", "Elements"], ["kernels", "Kernels"], ["tests", "Tests"]];
 

@@ -1,4 +1,4 @@
-// A table that holds any number of rows and draws those in sight.
+// A table with search, filters and sorting, for any number of rows; it draws those in sight.
 
 const ROW_HEIGHT = 34;
 const SPARE_ROWS = 8;

@@ -1,4 +1,4 @@
-// The treemap: library > architecture, section or reason > region > element.
+// The treemap: library > architecture, section or reason > region > element; keys that move in it.
 
 // Items are nodes or elements, by size; what is too small to see is drawn as one by category.
 const SMALLEST_AREA = 14;
