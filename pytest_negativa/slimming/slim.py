@@ -250,6 +250,11 @@ class Slimmer:
             if spare is not None and any(task.recipe.spare for task in work.tasks):
                 held.enter_context(hold_folder(spare.folder, journal.root))
                 folders.append(spare.folder)
+            if (aside := self.options.keep_originals) is not None and journal.manifest.run:
+                # What a killed run was copying there.
+                with refusing(aside, "written", ReconstructError):
+                    for part in aside.glob(staged_name(Path("*"), journal.manifest.run).name):
+                        part.unlink()
             has_work = work.tasks or work.packages or work.past
             if has_work or journal.manifest.run or journal.is_empty:
                 held.enter_context(journal.at_work((*folders, *self._spares)))

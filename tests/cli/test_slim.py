@@ -83,7 +83,7 @@ class TestLock:
 
     def test_verdict_that_is_none(self, site: Made, tmp_path: Path) -> None:
         run = write_run(tmp_path / "run", site.one, status=None)
-        (run / "verdict.json").write_text("{}")
+        (run / "verdict.json").write_text('{"format": 1}')
         assert "not a verdict" in negativa("lock", "--run", run, code=1).stderr
 
 
