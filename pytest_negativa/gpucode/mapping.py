@@ -1,4 +1,4 @@
-"""Many libraries to maps: cache from 1 MiB on, processes from 32 MiB on, batches.
+"""Libraries to maps: cache from 1 MiB, processes from 32 MiB on, batches; slimmed ones refused.
 
 Processes and not threads: unpacking releases the GIL, but reading the tables does not, and both
 take about the same time.

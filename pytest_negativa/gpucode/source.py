@@ -1,4 +1,4 @@
-"""Checked reads of a file (pread); a library deflated in an archive goes to a nameless file.
+"""Checked reads of a file; what is packed in an archive goes to TMPDIR or memory, without a name.
 
 ``pread`` and not ``mmap``: mapped pages would count as memory of this process (540 MB of RSS for a
 library of 540 MB). Truncating the file meanwhile would raise SIGBUS instead of an error.

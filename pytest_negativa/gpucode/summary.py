@@ -1,4 +1,4 @@
-"""A map in figures; what a device could load of it, or lacks; sections for linkers alone.
+"""A map in figures; what devices load (or may: unknown kinds), or lack; sections for linkers.
 
 No plan asks for either.
 """
