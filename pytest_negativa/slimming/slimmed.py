@@ -27,7 +27,7 @@ from pytest_negativa.slimming.manifest import (
     is_uninstalled,
     may_be_kept,
 )
-from pytest_negativa.slimming.spares import find_spare
+from pytest_negativa.slimming.spares import find_spare, note_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, FileGroup, Tree
 
 
@@ -209,7 +209,8 @@ def _read_entry(tree: Tree, group: FileGroup) -> SlimmedFile:
                 f"{detail}, or slim {folder}, which has its manifest, or run {undo}"
             )
     try:
-        note, sha256 = tree.facts(group).note, tree.digest(group)
+        # If it is damaged, the facts don't say so.
+        note, sha256 = tree.facts(group).note or note_of(path), tree.digest(group)
         spare = None if note is None else find_spare(path, note)
     except NegativaError as e:
         raise ReconstructError(f"{detail}: {str(e).removeprefix(f'{path}: ')}") from e

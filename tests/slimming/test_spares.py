@@ -280,6 +280,18 @@ def test_names_in_other_folders(site: Made, tmp_path: Path) -> None:
     assert {*site.folder.rglob("*")} == before
 
 
+def test_a_damaged_note_is_the_reason_without_a_manifest(site: Made, tmp_path: Path) -> None:
+    slim(site, tmp_path)
+    data = bytearray(site.one.read_bytes())
+    note = note_of(site.one)
+    assert note is not None
+    data[data.index(note.pack()[:16])] ^= 1
+    site.one.write_bytes(data)
+    (site.folder / MANIFEST_NAME).unlink()
+    [row] = (row for row in undo_trees((site.folder,)) if row.path == ONE)
+    assert row.status is SlimStatus.FAILED and ": note b'" in str(row.detail)
+
+
 @pytest.mark.planted_fault("a page of a spare is damaged", says="one of the two is damaged")
 def test_a_damaged_spare(site: Made, tmp_path: Path, fault: PlantedFault) -> None:
     slim(site, tmp_path)
