@@ -69,11 +69,11 @@ def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
     if round_spec is not None and round_spec.kind is not RoundKind.TRACE:
         return None
     if traces_cpu(os.environ):
-        run = round_spec and Run(Path(round_spec.folder))
-        is_own = run and os.environ[LOGS_VARIABLE] == str(run.page_logs.absolute())
-        # The supervisor has begun it.
-        if is_own and not tracing_end.has_begun():
-            return run
+        # That of the supervisor, or of a session around it.
+        if round_spec is not None and not tracing_end.has_begun():
+            run = Run(Path(round_spec.folder))
+            if os.environ[LOGS_VARIABLE] == str(run.page_logs.absolute()):
+                return run
         return "the session that started this one traces it"
     if (reason := why_unwatchable()) is not None:
         return reason
