@@ -5,19 +5,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from pytest_negativa.errors import (
-    SYSTEM_REFUSALS,
-    ExitStatus,
-    NegativaError,
-    OptionError,
-    Stopped,
-    StoreError,
-)
+from pytest_negativa.errors import SYSTEM_REFUSALS, ExitStatus, NegativaError, OptionError, Stopped
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import Verdict
@@ -171,12 +163,7 @@ def _trace(program: Program, settings: Settings) -> RoundResult:
     # What a session around this one traces stays with it.
     if why_unwatchable() is None and not (settings.cpu and traces_cpu(environ)):
         environ = watch_pages(environ, run, runs.folder, cpu=settings.cpu)
-    result = run_round(program, program.new_round(RoundKind.TRACE, run), environ, None)
-    if settings.cpu and result.status >= 0 and not run.outcomes_file.exists():
-        # pytest refused the session.
-        with contextlib.suppress(StoreError):
-            run.delete()
-    return result
+    return run_round(program, program.new_round(RoundKind.TRACE, run), environ, None)
 
 
 def _show(verdict: Iterable[str], *, proved: bool) -> None:
