@@ -85,6 +85,11 @@ def why_unwatchable() -> str | None:
     return why_no_auditor(built_library(_PAGES))
 
 
+def traces_cpu(environ: Mapping[str, str]) -> bool:
+    """Whether processes with this environment record what they touch of CPU code."""
+    return LOGS_VARIABLE in environ and not environ.get(ONLY_GPU_VARIABLE)
+
+
 def watch_environment(
     environ: Mapping[str, str],
     logs: Path,

@@ -329,6 +329,8 @@ def write_copy(
     target: Path,
     edits: Edits,
     should_stop: Callable[[], bool] = lambda: False,
+    *,
+    hashed: FileState | None = None,
 ) -> tuple[str, FileState, FileState]:
     """Write ``original`` with ``edits`` to ``target``, replacing what was there.
 
@@ -340,6 +342,7 @@ def write_copy(
         target: the copy; its folder must exist.
         edits: what differs from the original.
         should_stop: asked before each step.
+        hashed: the original's state when the digest was made. In this state it is not hashed again.
 
     Returns:
         The copy's SHA-256 in hex, and the states of copy and original when the copy was checked.
@@ -360,7 +363,8 @@ def write_copy(
         with NewFile(target) as new:
             try:
                 write_layout(FileLayout.of_copy(edits), source, new.fd, should_stop)
-                sha256 = _check(source, new.path, edits, original, should_stop)
+                of_original = None if state == hashed else hashlib.sha256()
+                sha256 = _check(source, new.path, edits, original, of_original, should_stop)
             except FormatError as e:
                 if source.is_unchanged():
                     raise
@@ -444,13 +448,14 @@ def _check(
     target: Path,
     edits: Edits,
     original: LibraryIdentity,
+    of_original: hashlib._Hash | None,
     should_stop: Callable[[], bool],
 ) -> str:
     """Compare the copy with the original, which is edited again in memory; return the digest.
 
     One pass reads both files. The check shares only the edits with the writer.
     """
-    of_original, of_copy = hashlib.sha256(), hashlib.sha256()
+    of_copy = hashlib.sha256()
     fault: int | None = None
     with ByteSource(target) as copy:
         if copy.size != edits.size:
@@ -462,12 +467,16 @@ def _check(
                 raise StoppedError
             end = min(start + STEP, copy.size)
             wanted, found = source.read(start, end - start), copy.read(start, end - start)
-            of_original.update(wanted)
+            if of_original is not None:
+                of_original.update(wanted)
             of_copy.update(found)
             if fault is None and edits.applied_to(wanted, start) != found:
                 fault = start
     # If the files differ, a changed original is the likelier cause.
-    check_sha256(original, of_original.hexdigest())
+    if of_original is not None:
+        check_sha256(original, of_original.hexdigest())
+    elif not source.is_unchanged():
+        check_sha256(original, "of a file that changed while it was copied")
     if fault is not None:
         raise ReconstructError(
             f"{original.path}: its copy reads back wrong, in the {STEP:,} bytes from offset "

@@ -22,7 +22,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -42,6 +42,7 @@ from pytest_negativa.models.reconstruction import (
     RepackedCubin,
 )
 from pytest_negativa.models.spans import size
+from pytest_negativa.models.trace import TracedLibrary
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.records import CannotCompactError, CompactOptions
 from pytest_negativa.rewriting.layout import (
@@ -81,6 +82,7 @@ def reconstruct(
     *,
     fill: int = FILL,
     compact: CompactOptions | None = None,
+    hashed: Iterable[TracedLibrary] = (),
     jobs: int | None = None,
     on_done: Callable[[int, int], None] | None = None,
     patience: float = PATIENCE,
@@ -93,6 +95,7 @@ def reconstruct(
         fill: the byte, 0 to 255, that unused code becomes.
         compact: take unused code out of the files. A library that compaction refuses gets a copy of
             its old size, and the result says why.
+        hashed: libraries as they were when their digests were made. Others are hashed again.
         jobs: libraries at a time; by default one for each processor this process may use.
         on_done: called after each library with the bytes of originals done so far, and in all.
         patience: seconds to wait for tests that run on the copies.
@@ -111,7 +114,9 @@ def reconstruct(
         root.mkdir(parents=True, exist_ok=True)
         root = root.resolve()
     with writing_copies(root, patience):
-        return _Reconstructor(root, fill, compact).run(wanted, jobs or available_cores(), on_done)
+        return _Reconstructor(root, fill, compact, hashed).run(
+            wanted, jobs or available_cores(), on_done
+        )
 
 
 def copy_path(root: Path, path: str) -> Path:
@@ -122,10 +127,17 @@ def copy_path(root: Path, path: str) -> Path:
 class _Reconstructor:
     """Works on a folder whose lock is held."""
 
-    def __init__(self, root: Path, fill: int, compact: CompactOptions | None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        fill: int,
+        compact: CompactOptions | None,
+        hashed: Iterable[TracedLibrary],
+    ) -> None:
         self._root = root
         self._fill = fill
         self._compact = compact
+        self._hashed = {(one.path, one.sha256): one.state for one in hashed}
         self._stop = threading.Event()
         self._known: dict[str, ReconstructedLibrary | None] = {}
 
@@ -215,7 +227,11 @@ class _Reconstructor:
                 )
         if compaction is None:
             edits = merge_edits(unused, trimmed)
-            sha256, state, before = write_copy(plan.library, target, edits, self._stop.is_set)
+            library = plan.library
+            hashed = self._hashed.get((library.path, library.sha256))
+            sha256, state, before = write_copy(
+                library, target, edits, self._stop.is_set, hashed=hashed
+            )
         return ReconstructedLibrary(
             library=plan.library,
             recipe=recipe,

@@ -60,11 +60,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> tuple[Settings, Pa
 
 
 def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
-    from pytest_negativa.processes.auditors import (
-        LOGS_VARIABLE,
-        ONLY_GPU_VARIABLE,
-        why_unwatchable,
-    )
+    from pytest_negativa.processes.auditors import LOGS_VARIABLE, traces_cpu, why_unwatchable
 
     # A test that calls pytest.main begins a session of its own.
     if (run := _handed_run()) is not None and not tracing_end.has_begun():
@@ -72,7 +68,12 @@ def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
     round_spec = current_round(os.environ)
     if round_spec is not None and round_spec.kind is not RoundKind.TRACE:
         return None
-    if LOGS_VARIABLE in os.environ and not os.environ.get(ONLY_GPU_VARIABLE):
+    if traces_cpu(os.environ):
+        # That of the supervisor, or of a session around it.
+        if round_spec is not None and not tracing_end.has_begun():
+            run = Run(Path(round_spec.folder))
+            if os.environ[LOGS_VARIABLE] == str(run.page_logs.absolute()):
+                return run
         return "the session that started this one traces it"
     if (reason := why_unwatchable()) is not None:
         return reason

@@ -9,6 +9,8 @@ supervises by itself.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import signal
@@ -118,6 +120,9 @@ def main() -> int:
     from pytest_negativa.models.settings import Settings
     from pytest_negativa.verifying.rounds import Program
 
+    # Plans and maps are a million objects without cycles; their end is that of the process.
+    gc.disable()
+    atexit.register(gc.freeze)
     plain = json.loads(os.environ.pop(_REQUEST))
     program = Program(
         command=tuple(sys.argv[1:]),

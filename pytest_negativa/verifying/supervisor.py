@@ -13,7 +13,7 @@ from pytest_negativa.errors import SYSTEM_REFUSALS, ExitStatus, NegativaError, O
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import Verdict
-from pytest_negativa.processes.auditors import why_unwatchable
+from pytest_negativa.processes.auditors import traces_cpu, why_unwatchable
 from pytest_negativa.processes.page_watch import watch_pages
 from pytest_negativa.processes.programs import interruptible
 from pytest_negativa.reporting.next_command import next_line
@@ -155,13 +155,14 @@ def why_no_page_proof(run: Run) -> str | None:
 
 
 def _trace(program: Program, settings: Settings) -> RoundResult:
-    """Run the traced session. It watches GPU code; with CPU code, it does so by itself."""
+    """Run the traced session. Its code is watched from its start, so it need not start again."""
     runs = RunsFolder(Path(settings.directory))
     runs.make()
     run = runs.new_run()
     environ = program.environ
-    if not settings.cpu and why_unwatchable() is None:
-        environ = watch_pages(environ, run, runs.folder, cpu=False)
+    # What a session around this one traces stays with it.
+    if why_unwatchable() is None and not (settings.cpu and traces_cpu(environ)):
+        environ = watch_pages(environ, run, runs.folder, cpu=settings.cpu)
     return run_round(program, program.new_round(RoundKind.TRACE, run), environ, None)
 
 

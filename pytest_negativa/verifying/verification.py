@@ -274,6 +274,7 @@ class Verification:
                     [p for p in planned if p.plan.library.path not in self._unsubstituted],
                     self.copies,
                     compact=compact_options(self.settings),
+                    hashed=[used.library for used in self.traced.usage.libraries],
                     on_done=progress.update,
                 )
             self._runner.say(_written_line(made))

@@ -145,6 +145,24 @@ def test_earlier_copy_in_use_stays_as_it_is(original: Path, target: Path) -> Non
     assert target.read_bytes() == apply(original.read_bytes(), MANY)
 
 
+def test_hashed_once(original: Path, target: Path) -> None:
+    """A digest that nothing has is found wrong only if the original is hashed."""
+    library = replace(identity(original), sha256="0" * 64)
+    hashed = state_of(original)
+    sha256, _, state = write_copy(library, target, MANY, hashed=hashed)
+    assert sha256 == hashlib.sha256(apply(original.read_bytes(), MANY)).hexdigest()
+    assert state == hashed
+    with pytest.raises(StaleLibraryError, match="sha256"):
+        write_copy(library, target, MANY, hashed=replace(hashed, ctime_ns=hashed.ctime_ns - 1))
+
+    def touch() -> bool:
+        os.utime(original)
+        return False
+
+    with pytest.raises(StaleLibraryError, match="changed while it was copied"):
+        write_copy(identity(original), target, MANY, touch, hashed=hashed)
+
+
 class TestChangedOriginal:
     def refused(self, library: LibraryIdentity, target: Path, reason: str) -> None:
         with pytest.raises(StaleLibraryError, match=reason):

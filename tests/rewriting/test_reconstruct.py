@@ -335,8 +335,8 @@ root, kill_at, *libraries = sys.argv[1:]
 written = iter(range(1000))
 write_copy = module.write_copy
 
-def write_or_die(*arguments):
-    facts = write_copy(*arguments)
+def write_or_die(*arguments, **options):
+    facts = write_copy(*arguments, **options)
     if next(written) == int(kill_at):
         os.kill(os.getpid(), signal.SIGKILL)
     return facts
