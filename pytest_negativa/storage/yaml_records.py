@@ -51,9 +51,9 @@ def decode_yaml(
     try:
         root = parse_document(data, max_items) or Node(None, Position(1, 1))
         found, ours = root.nearest(["format"]), format_of(kind)
-        if found is root:
+        if found is root and isinstance(root.value, dict):
             raise YamlError("lacks the key 'format'", root.place)
-        if type(found.value) is int and found.value != ours:
+        if found is not root and type(found.value) is int and found.value != ours:
             raise YamlError(f"format {found.value}, this release reads {ours}", found.place)
         return _convert(root, kind), root
     except YamlError as e:
