@@ -144,7 +144,7 @@ class TestVerdict(Record, frozen=True, kw_only=True):
 
 
 class Witness(str, enum.Enum):
-    """What shows a need."""
+    """The kind of evidence for a need."""
 
     NOT_USED = "used when traced, but not on the copies"
     NOT_LAUNCHED = "launched when traced, but not on the copies"
@@ -161,10 +161,10 @@ class Witness(str, enum.Enum):
 
 
 NEEDS = frozenset({Witness.REFUSED, Witness.TOUCHED})
-"""What shows by itself that removed code was needed, and which."""
+"""Witnesses that name the removed code that was needed."""
 
 STAYING = frozenset({Witness.NOT_REPEATED, Witness.USED_AGAIN})
-"""What speaks against nothing, for all of the plan that it may need stays."""
+"""Witnesses that refuse no proof: the code that such work may need stays in the plan."""
 
 _REASONS = {
     Witness.REFUSED: "the driver refused it to {}",
@@ -222,7 +222,7 @@ class Need(Record, frozen=True, kw_only=True):
 
     @property
     def detail(self) -> str:
-        """What is needed, for people."""
+        """The needed code and its user, in words."""
         what = self.kernel or f"the image at {self.image}"
         of = f" of {self.library.rpartition('/')[2]}" if self.library is not None else ""
         how = "first used in" if self.witness is Witness.NOT_USED else "in"
@@ -231,7 +231,7 @@ class Need(Record, frozen=True, kw_only=True):
 
     @property
     def reason(self) -> str:
-        """Why it is kept, for people. Locks repeat it, so it names no id of a process."""
+        """Reason for which the code stays, in words. Locks repeat it, so it has no process id."""
         return _REASONS[self.witness].format(self.nodeid or "a process")
 
 

@@ -57,7 +57,7 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
 
 
 def _needs(verdict: Verdict, witness: Witness) -> Iterator[str]:
-    """What a witness shows; healing and what stays for unknown needs have no line here."""
+    """Needs that a witness shows, without those that were healed or have no known test."""
     details = [
         replace(need, kernel=need.kernel and demangle(need.kernel)).detail
         for need in verdict.needs
@@ -91,7 +91,7 @@ def _libraries_of(verdict: Verdict) -> Iterator[str]:
 
 
 def _remarks(rows: Iterable[ProvedLibrary]) -> Iterator[str]:
-    """What is said of libraries, once for all of which it is."""
+    """Each detail and note once, with the libraries that have it."""
     remarks: dict[str, list[str]] = {}
     for row in rows:
         # That tests differ is said below, once.
