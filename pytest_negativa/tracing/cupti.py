@@ -37,7 +37,7 @@ from pytest_negativa.tracing.images import (
     identify_file_image,
 )
 from pytest_negativa.tracing.kineto import before_first_profile
-from pytest_negativa.tracing.launches import LaunchCounter, Ranges
+from pytest_negativa.tracing.launches import LaunchCounter
 from pytest_negativa.tracing.mappings import Mappings
 from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.trace_files import TraceWriter
@@ -111,15 +111,6 @@ class CuptiDetector:
         self._cupti = cupti
         self._subscribe()
         os.register_at_fork(before=self._before_fork, after_in_child=self._forked)
-
-    def _find_ranges(self) -> Ranges | None:
-        if self._level is not TraceLevel.RANGE:
-            return None
-        try:
-            return Ranges(self._environ)
-        except TracerUnavailable as e:
-            self._recorder.warn("ranges-unavailable", str(e))
-            return None
 
     def set_context(self, context: Context) -> None:
         self._count_launches()
@@ -218,17 +209,17 @@ class CuptiDetector:
         return int(self._cupti.subscribe_v2(self._on_call, None, parameters.ptr))
 
     def _start_counting(self) -> None:
-        # Ranges need libcupti, which cupti-python loads at its first call.
-        counter = self._launches or LaunchCounter(self._find_ranges())
+        # CUPTI is loaded by now.
+        in_ranges = self._level is TraceLevel.RANGE
         try:
-            counter.start(self._cupti)
-        except self._cupti.cuptiError as e:
-            with contextlib.suppress(self._cupti.cuptiError):
-                counter.stop()
-            self._launches = None
-            self._recorder.warn("launches-unavailable", f"CUPTI doesn't count launches here: {e}")
+            counter = self._launches or LaunchCounter(in_ranges=in_ranges, environ=self._environ)
+            lacking = counter.start()
+        except TracerUnavailable as e:
+            self._launches, lacking = None, ("launches-unavailable", str(e))
         else:
             self._launches = counter
+        if lacking is not None:
+            self._recorder.warn(*lacking)
 
     def _unsubscribe(self) -> None:
         subscriber, self._subscriber = self._subscriber, None

@@ -6,7 +6,7 @@
  * Needs neither CUDA's nor CUPTI's headers to build; what it must know of them is declared
  * below, with the header it comes from. CUPTI is opened at run time.
  *
- * The negativa_* functions let a Python process use it on itself, through ctypes.
+ * The negativa_* functions count the launches of a Python process, through ctypes.
  *
  * NVTX loads it, too, if NVTX_INJECTION64_PATH names it. It then tells CUPTI which range each
  * thread is in, for the launches that are counted.
@@ -235,12 +235,41 @@ EXPORT int InitializeInjection(void) {
 
 /* ---- For Python ---- */
 
-/* Tell CUPTI, which lies in this file and is loaded, the ranges from now on; 0: done. */
-EXPORT int negativa_watch_ranges(const char *cupti_path) {
+/* Count the launches of this process by the CUPTI that is loaded from this file. NULL, or the code
+ * of a warning: see count_launches. */
+EXPORT const char *negativa_count_launches(const char *cupti_path, int in_ranges) {
     void *library = dlopen(cupti_path, RTLD_NOW | RTLD_NOLOAD);
-    if (library == NULL || watch_ranges(library) != 0) return 1;
+    if (trace_owner == NULL) trace_owner = map_wiped();
+    if (library == NULL || trace_owner == NULL) return "launches-unavailable";
+    *trace_owner = getpid();
     watch_forks();
-    return 0;
+    return count_launches(library, in_ranges != 0);
+}
+
+EXPORT void negativa_stop_launches(void) {
+    activity.disable(OF_KERNEL);
+    activity.disable(OF_RANGE);
+    show_calls(0);
+}
+
+EXPORT void negativa_flush_launches(void) { flush_launches(); }
+
+/* Takes the counts of the next kernel that was launched, after a row or from the first; NULL: of
+ * none. `name` stays as it is. */
+EXPORT const void *negativa_take_launches(const struct Launches *after, const char **name,
+                                          uint32_t *range, uint64_t counts[2]) {
+    if (!take_lock()) return NULL;
+    struct Launches *row = after == NULL ? launches : after->next;
+    while (row != NULL && row->count == 0) row = row->next;
+    if (row != NULL) {
+        *name = row->name;
+        *range = row->range;
+        counts[0] = row->count;
+        counts[1] = row->gpu_ns;
+        row->count = row->gpu_ns = 0;
+    }
+    pthread_mutex_unlock(&lock);
+    return row;
 }
 
 /* The name of a range by its number, and the number of the range around it, or 0. */

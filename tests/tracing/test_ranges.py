@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.detector import TracerUnavailable
-from pytest_negativa.tracing.launches import KernelLaunches, LaunchCounter, Ranges
+from pytest_negativa.tracing.launches import KernelLaunches, LaunchCounter
 from tests.support.compiling import needs_compiler
 from tests.support.libraries import ROOT
 
@@ -27,8 +26,9 @@ import ctypes, json, os, sys, threading
 
 # A file mapped under CUPTI's name.
 cupti = ctypes.CDLL(sys.argv[1])
-from pytest_negativa.tracing.launches import Ranges
-ranges = Ranges()
+from pytest_negativa.tracing.launches import LaunchCounter
+ranges = LaunchCounter(in_ranges=True)
+assert ranges.start() is None
 injection = ctypes.CDLL(os.environ["NVTX_INJECTION64_PATH"])
 
 POINTER, SIZE = ctypes.c_void_p, 20
@@ -61,7 +61,7 @@ domain_pop = call(5, 5, POINTER)
 
 def now():
     found = ctypes.c_uint64 * 64
-    held = found.in_dll(cupti, "held")
+    held = found.in_dll(cupti, "pushed")
     depth = ctypes.c_int.in_dll(cupti, "depth").value
     return [list(ranges.names(held[i])) for i in range(depth)]
 
@@ -74,29 +74,35 @@ exec(SCENE)
 print(json.dumps(seen))
 """
 
-CUPTI = """
-#include <stdint.h>
-uint64_t held[64];
-int depth;
-int cuptiActivityPushExternalCorrelationId(int kind, uint64_t id) {
-    if (kind != 5) return 1;
-    held[depth++] = id;
-    return 0;
-}
-int cuptiActivityPopExternalCorrelationId(int kind, uint64_t *last) {
-    *last = held[--depth];
-    return kind != 5;
-}
+# Hands the buffers of records that standard input has over, the ranges by their numbers here.
+RECORDED = """
+import struct
+given, names, numbers = json.load(sys.stdin), [], {}
+for number, name in given["ranges"].items():
+    around = name.split(" > ")
+    for one in around: push_a(one.encode())
+    numbers[int(number)] = (ctypes.c_uint64 * 64).in_dll(cupti, "pushed")[len(around) - 1]
+    for one in around: pop()
+def packed(kind, call, *values):
+    record = bytearray(160)
+    struct.pack_into("<I", record, 0, kind)
+    if kind == 10:
+        name, start, end, node = values
+        names.append(ctypes.create_string_buffer(name.encode()))
+        struct.pack_into("<QQ", record, 16, start, end)
+        struct.pack_into("<I", record, 92, call)
+        struct.pack_into("<Q", record, 104, ctypes.addressof(names[-1]))
+    elif kind == 39:
+        number, external = values
+        struct.pack_into("<IQI", record, 4, external, numbers[number], call)
+    return bytes(record)
+for buffer in given["buffers"]:
+    records = b"".join(packed(*one) for one in buffer)
+    cupti.hand_over(records, ctypes.c_size_t(len(records)))
+seen += sorted(ranges.take())
+assert not list(ranges.take())
+ranges.stop()
 """
-
-
-@pytest.fixture(scope="module")
-def cupti(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cupti")
-    (folder / "cupti.c").write_text(CUPTI)
-    library = folder / "libcupti.so.13"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, folder / "cupti.c"], check=True)
-    return library
 
 
 @pytest.mark.slow
@@ -131,7 +137,7 @@ def cupti(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         pytest.param(
             "push_a(b'aten::mm, seq = 7, op_id = 3'); pop(); push_a(b'aten::mm, op_id = 4')\n"
-            "seen += [now()]; seen += [ctypes.c_uint64.in_dll(cupti, 'held').value]",
+            "seen += [now()]; seen += [ctypes.c_uint64.in_dll(cupti, 'pushed').value]",
             [[["aten::mm"]], 1],
             id="operators of PyTorch",
         ),
@@ -188,53 +194,55 @@ def test_a_process_that_counts_no_launches_leaves_nvtx_alone() -> None:
     assert library.InitializeInjectionNvtx2(None) == 0
 
 
-def test_another_tool_keeps_the_ranges() -> None:
-    with pytest.raises(TracerUnavailable, match=r"another tool: .* is set to /tool\.so"):
-        Ranges({"NVTX_INJECTION64_PATH": "/tool.so"})
+@needs_compiler
+def test_another_tool_keeps_the_ranges(cupti: Path) -> None:
+    program = """
+import ctypes, sys
+cupti = ctypes.CDLL(sys.argv[1])
+from pytest_negativa.tracing.launches import LaunchCounter
+print(*LaunchCounter(in_ranges=True, environ={"NVTX_INJECTION64_PATH": "/tool.so"}).start())
+"""
+    command = [sys.executable, "-c", program, str(cupti)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told == (
+        "ranges-unavailable NVTX ranges go to another tool: NVTX_INJECTION64_PATH is set to "
+        "/tool.so\n"
+    )
 
 
-class Recorded:
-    """Ranges as they were when the activity records in tests/data/launches were made."""
-
-    def __init__(self, names: dict[str, str]) -> None:
-        self._names = {int(number): tuple(name.split(" > ")) for number, name in names.items()}
-
-    def names(self, number: int) -> tuple[str, ...]:
-        return self._names[number] if number else ()
+def test_no_launches_are_counted_without_cupti() -> None:
+    with pytest.raises(TracerUnavailable, match="can't be counted without CUPTI's file"):
+        LaunchCounter()
 
 
-def records() -> tuple[list[list[SimpleNamespace]], Recorded]:
-    """The buffers that cupti-python 13.0.1 gave for a scene of PyTorch on an H200."""
-    recorded = json.loads((ROOT / "tests/data/launches/torch.json").read_text())
-    fields = {
-        10: ("name", "start", "end", "graph_node_id"),
-        39: ("external_id", "external_kind"),
-        5: ("cbid",),
-    }
-    buffers = [
-        [
-            SimpleNamespace(
-                kind=kind,
-                correlation_id=correlation,
-                **dict(zip(fields[kind], values, strict=True)),
-            )
-            for kind, correlation, *values in buffer
-        ]
-        for buffer in recorded["buffers"]
-    ]
-    return buffers, Recorded(recorded["ranges"])
+Buffers = list[list[list[Any]]]
 
 
-def counted(buffers: Iterable[Iterable[object]], ranges: Recorded | None) -> list[KernelLaunches]:
-    counter = LaunchCounter(cast(Ranges, ranges))
-    for buffer in buffers:
-        counter._take_buffer(buffer)
-    return sorted(counter._take_counts())
+@functools.cache
+def recorded() -> dict[str, Any]:
+    """The buffers that CUPTI 13.0 gave for a scene of PyTorch on an H200, and its ranges.
+
+    The calls of the runtime are in them, too (kind 5), which are not asked for any more.
+    """
+    found: dict[str, Any] = json.loads((ROOT / "tests/data/launches/torch.json").read_text())
+    return found
 
 
-def test_launches_of_pytorch_by_range() -> None:
-    buffers, ranges = records()
-    found = counted(buffers, ranges)
+def counted(cupti: Path, buffers: Buffers) -> list[KernelLaunches]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, cupti, RECORDED],
+        input=json.dumps({"buffers": buffers, "ranges": recorded()["ranges"]}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [KernelLaunches(name, tuple(r), *counts) for name, r, *counts in json.loads(done.stdout)]
+
+
+@needs_compiler
+def test_launches_of_pytorch_by_range(cupti: Path) -> None:
+    found = counted(cupti, recorded()["buffers"])
     gemm = "sm80_xmma_gemm_f32f32_f32f32_f32_n"
     backward = "autograd::engine::evaluate_function: MmBackward0", "MmBackward0", "aten::mm"
     by_range: Counter[tuple[str, ...]] = Counter()
@@ -252,25 +260,23 @@ def test_launches_of_pytorch_by_range() -> None:
     }
     assert sum(one.gpu_ns for one in found if one.ranges == backward) == 10_144 + 3_008
     assert {one.launches for one in found if one.ranges == ("outer", "inner")} == {1}
-    # Without ranges, all are the same launches.
-    whole = counted(buffers, None)
-    assert sum(one.launches for one in whole) == sum(one.launches for one in found) == 34
-    assert sum(one.gpu_ns for one in whole) == sum(one.gpu_ns for one in found)
+    assert sum(one.launches for one in found) == 34
 
 
-def test_ranges_come_however_cupti_cuts_its_buffers() -> None:
-    buffers, ranges = records()
-    whole = counted(buffers, ranges)
+@needs_compiler
+def test_ranges_come_however_cupti_cuts_its_buffers(cupti: Path) -> None:
+    buffers = recorded()["buffers"]
+    whole = counted(cupti, buffers)
     flat = [record for buffer in buffers for record in buffer]
-    assert counted([[record] for record in flat], ranges) == whole
-    kernels = [record for record in flat if record.kind == 10]
-    calls = [record for record in flat if record.kind != 10]
-    assert counted([kernels, calls], ranges) == counted([calls, kernels], ranges) == whole
+    assert counted(cupti, [[record] for record in flat]) == whole
+    kernels = [record for record in flat if record[0] == 10]
+    calls = [record for record in flat if record[0] != 10]
+    assert counted(cupti, [kernels, calls]) == counted(cupti, [calls, kernels]) == whole
 
 
-def test_a_launch_whose_call_is_lost_is_outside_of_ranges() -> None:
-    buffers, ranges = records()
-    kernels = [record for buffer in buffers for record in buffer if record.kind == 10]
-    found = counted([kernels], ranges)
+@needs_compiler
+def test_a_launch_whose_call_is_lost_is_outside_of_ranges(cupti: Path) -> None:
+    kernels = [one for buffer in recorded()["buffers"] for one in buffer if one[0] == 10]
+    found = counted(cupti, [kernels])
     assert {one.ranges for one in found} == {()}
     assert sum(one.launches for one in found) == 34

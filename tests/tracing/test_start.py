@@ -16,6 +16,7 @@ from pytest_negativa.tracing import start
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.tracing.start import child_environment, start_tracing
 from pytest_negativa.tracing.trace_files import read_trace
+from tests.support.compiling import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import TRACES
 
@@ -252,92 +253,70 @@ def test_cupti_is_shared_where_it_can_be(
     assert usage.processes[0].ended and not usage.incomplete
 
 
-# Stands in for cupti-python where activity records are refused, as on some virtual GPUs, and in a
-# forked child, where a flush waits for a thread that is not there.
+# Where activity records are refused, as on some virtual GPUs, and in a forked child, where a flush
+# waits for a thread that is not there.
 _NO_ACTIVITY = """
-import os, sys, types
+import ctypes, os, sys, types
 from pathlib import Path
 
-class cuptiError(Exception):
-    status = 1
-
-refused = sys.argv[2]
-enabled, flushed = set(), []
-
-def activity_enable(kind):
-    if str(kind) == refused:
-        raise cuptiError("CUPTI_ERROR_NOT_COMPATIBLE")
-    enabled.add(kind)
-
-def activity_disable(kind):
-    if str(kind) == refused:
-        raise cuptiError("CUPTI_ERROR_NOT_COMPATIBLE")
-    enabled.discard(kind)
-
+library = ctypes.CDLL(sys.argv[2])
+flushes = ctypes.c_int.in_dll(library, "flushes")
+kinds = (ctypes.c_bool * 40).in_dll(library, "kinds")
 cupti = types.SimpleNamespace(
     SubscriberParams=lambda: types.SimpleNamespace(ptr=0),
     subscribe_v2=lambda *_: 1,
     unsubscribe=lambda _: None,
     enable_callback=lambda *_: None,
-    activity_register_callbacks=lambda *_: None,
-    activity_enable=activity_enable,
-    activity_disable=activity_disable,
-    activity_enable_driver_api=lambda *_: None,
-    activity_enable_runtime_api=lambda *_: None,
-    activity_flush_all=lambda _: flushed.append(os.getpid()),
-    cuptiError=cuptiError,
+    cuptiError=Exception,
 )
 sys.modules["cupti"] = types.SimpleNamespace(cupti=cupti)
 from pytest_negativa.models.settings import TraceLevel
 from pytest_negativa.models.trace import Context, Phase, Role
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.tracing import cupti as door, launches
 from pytest_negativa.tracing.start import start_tracing
 
-class Ranges:
-    def __init__(self, environ): pass
-
-class Driver:
-    def cuCtxSynchronize(self): pass
-
-c_library = launches.ctypes.CDLL
-
-door.Ranges = Ranges
-launches.ctypes.CDLL = lambda name, *_, **__: Driver() if name else c_library(name)
 tracing = start_tracing(
     Run(Path(sys.argv[1], "run-1")), Role.SOLO, root=Path("/project"), level=TraceLevel.RANGE,
     children=False,
 )
-counts = bool(enabled)
+counts = any(kinds)
 if os.fork() == 0:
-    flushed.clear()
+    flushes.value = 0
     tracing.detector.set_context(Context(phase=Phase.CALL, nodeid="test_a"))
     tracing.drain()
-    os._exit(len(flushed))
+    os._exit(flushes.value)
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
 tracing.detector.pause("why")
 tracing.detector.resume()
 tracing.stop()
-assert not enabled and bool(flushed) == counts
+assert not any(kinds) and bool(flushes.value) == counts
 print(counts)
 """
 
 
+@needs_compiler
 @pytest.mark.parametrize(
-    ("refused", "counts"), [("", True), ("10", False), ("39", False)], ids=["", "kernels", "ranges"]
+    ("refused", "lacking"),
+    [
+        ("0", None),
+        ("10", ("launches-unavailable", "CUPTI doesn't count launches here")),
+        ("39", ("ranges-unavailable", "CUPTI doesn't take NVTX ranges here")),
+    ],
+    ids=["", "kernels", "ranges"],
 )
-def test_launches_that_cannot_be_counted(tmp_path: Path, refused: str, counts: bool) -> None:
+def test_launches_that_cannot_be_counted(
+    tmp_path: Path, cupti: Path, refused: str, lacking: tuple[str, str] | None
+) -> None:
     """Look-ups are traced all the same, and a forked child leaves CUPTI alone."""
     done = subprocess.run(
-        [sys.executable, "-c", _NO_ACTIVITY, str(tmp_path), refused],
+        [sys.executable, "-c", _NO_ACTIVITY, str(tmp_path), cupti],
+        env={**os.environ, "STANDIN_CUPTI_REFUSES": refused},
         check=True,
         capture_output=True,
         text=True,
     )
-    assert done.stdout == f"{counts}\n"
+    assert done.stdout == f"{refused != '10'}\n"
     usage = merge_traces(a_run(tmp_path).trace_files())
     assert usage.processes[0].ended
-    found = {w.text for w in usage.warnings if w.code == "launches-unavailable"}
-    assert found == (
-        set() if counts else {"CUPTI doesn't count launches here: CUPTI_ERROR_NOT_COMPATIBLE"}
-    )
+    found = {(w.code, w.text) for w in usage.warnings if w.code.endswith("s-unavailable")}
+    assert found == ({lacking} if lacking else set())

@@ -1,7 +1,8 @@
 /* Launches of each kernel, and how long the GPU ran it, by CUPTI's activity records.
  *
- * Counts are written when CUPTI hands over a buffer: after a second at first, then once in a
- * twentieth of the time since. So a process that is killed loses the launches since.
+ * The detector in Python asks for them after each phase of a test. Else they are written when CUPTI
+ * hands over a buffer: after a second at first, then once in a twentieth of the time since. So a
+ * process that is killed loses the launches since.
  */
 #pragma once
 
@@ -18,13 +19,15 @@ enum { BUFFER_SIZE = 1 << 20, FLUSH_FORCED = 1, FLUSH_MS = 1000 };
 /* Ranges of the last calls, by the low bits of their numbers. */
 enum { CALL_SLOTS = 1 << 16 };
 
-/* cupti_driver_cbid.h, cupti_runtime_cbid.h: see launches.py. */
+/* The calls that launch kernels, from cupti_driver_cbid.h and cupti_runtime_cbid.h: with and
+ * without stream per thread, cooperative, of graphs, and with attributes. */
 static const uint32_t DRIVER_LAUNCHES[] = {307, 442, 477, 478, 480, 514, 515, 652, 653};
 static const uint32_t RUNTIME_LAUNCHES[] = {211, 214, 269, 270, 311, 312, 430, 431, 505, 506};
 
 static struct {
     int (*register_callbacks)(void *give, void *take);
     int (*enable)(int kind);
+    int (*disable)(int kind);
     int (*enable_driver)(uint32_t cbid, uint8_t on);
     int (*enable_runtime)(uint32_t cbid, uint8_t on);
     int (*next_record)(uint8_t *buffer, size_t size, void **record);
@@ -180,46 +183,63 @@ static void take_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t 
         bool aging = now - aged_ns > FLUSH_MS * 1000000LL;
         if (aging) aged_ns = now;
         settle(aging, false);
-        if (aging && now - written_ns > (now - counting_since) / 20) write_launches();
+        bool is_due = aging && now - written_ns > (now - counting_since) / 20;
+        if (is_due && trace_fd >= 0) write_launches();
         pthread_mutex_unlock(&lock);
     }
     free(buffer);
 }
 
-static void end_launches(void) {
+static void flush_launches(void) {
     /* A signal handler that interrupted a record has the lock, which the flush would wait for. */
     if (activity.flush == NULL || !take_lock()) return;
     pthread_mutex_unlock(&lock);
     activity.flush(FLUSH_FORCED);
     if (!take_lock()) return;
     settle(false, true);
+    pthread_mutex_unlock(&lock);
+}
+
+static void end_launches(void) {
+    flush_launches();
+    if (!take_lock()) return;
     write_launches();
     pthread_mutex_unlock(&lock);
+}
+
+/* The calls that launch kernels: CUPTI tells the ranges of those alone that it shows. */
+static void show_calls(uint8_t on) {
+    for (size_t i = 0; i < sizeof DRIVER_LAUNCHES / sizeof *DRIVER_LAUNCHES; i++)
+        activity.enable_driver(DRIVER_LAUNCHES[i], on); /* an older CUPTI lacks the newest */
+    for (size_t i = 0; i < sizeof RUNTIME_LAUNCHES / sizeof *RUNTIME_LAUNCHES; i++)
+        activity.enable_runtime(RUNTIME_LAUNCHES[i], on);
+}
+
+/* Counts by a CUPTI. NULL, or the code of a warning: without ranges, launches are counted. */
+static const char *count_launches(void *library, bool in_ranges) {
+    static const char *const names[] = {
+        "cuptiActivityRegisterCallbacks", "cuptiActivityEnable",
+        "cuptiActivityDisable",           "cuptiActivityEnableDriverApi",
+        "cuptiActivityEnableRuntimeApi",  "cuptiActivityGetNextRecord",
+        "cuptiActivityFlushAll",          "cuptiActivityFlushPeriod"};
+    if (!find_functions(library, names, sizeof names / sizeof *names, (void **)&activity))
+        return "launches-unavailable";
+    counting_since = aged_ns = written_ns = now_ns();
+    if (activity.register_callbacks((void *)give_buffer, (void *)take_buffer) != 0 ||
+        activity.enable(OF_KERNEL) != 0 || activity.flush_period(FLUSH_MS) != 0)
+        return "launches-unavailable";
+    if (!in_ranges) return NULL;
+    if (activity.enable(OF_RANGE) != 0 || watch_ranges(library) != 0) return "ranges-unavailable";
+    show_calls(1);
+    return NULL;
 }
 
 /* NULL, or the code of a warning. */
 static const char *start_launches(void) {
     bool in_ranges = traces_at("range");
     if (!in_ranges && !traces_at("launch")) return NULL;
-    static const char *const names[] = {
-        "cuptiActivityRegisterCallbacks", "cuptiActivityEnable",
-        "cuptiActivityEnableDriverApi",   "cuptiActivityEnableRuntimeApi",
-        "cuptiActivityGetNextRecord",     "cuptiActivityFlushAll",
-        "cuptiActivityFlushPeriod"};
-    if (!find_functions(cupti_library, names, sizeof names / sizeof *names, (void **)&activity))
-        return "launches-unavailable";
-    counting_since = aged_ns = written_ns = now_ns();
-    if (activity.register_callbacks((void *)give_buffer, (void *)take_buffer) != 0 ||
-        activity.enable(OF_KERNEL) != 0 || activity.flush_period(FLUSH_MS) != 0)
-        return "launches-unavailable";
+    const char *lacking = count_launches(cupti_library, in_ranges);
     /* After CUPTI's own handlers, so it comes before them at exit. */
     atexit(end_launches);
-    if (!in_ranges) return NULL;
-    if (activity.enable(OF_RANGE) != 0 || watch_ranges(cupti_library) != 0)
-        return "ranges-unavailable";
-    for (size_t i = 0; i < sizeof DRIVER_LAUNCHES / sizeof *DRIVER_LAUNCHES; i++)
-        activity.enable_driver(DRIVER_LAUNCHES[i], 1); /* an older CUPTI lacks the newest */
-    for (size_t i = 0; i < sizeof RUNTIME_LAUNCHES / sizeof *RUNTIME_LAUNCHES; i++)
-        activity.enable_runtime(RUNTIME_LAUNCHES[i], 1);
-    return NULL;
+    return lacking;
 }

@@ -62,19 +62,24 @@ int cuptiEnableCallback(uint32_t enable, void *taken, int domain, uint32_t cbid)
 enum { KERNEL = 10, RANGE = 39, CUSTOM2 = 5, RECORD = 160, MOST_RECORDS = 64 };
 static void (*give)(uint8_t **, size_t *, size_t *);
 static void (*take)(void *, uint32_t, uint8_t *, size_t, size_t);
-static bool kinds[RANGE + 1];
+bool kinds[RANGE + 1];
 static char pending[MOST_RECORDS][RECORD];
 static size_t pending_count;
-static uint64_t pushed[32];
-static int depth;
+uint64_t pushed[64];
+int depth, flushes;
 static uint32_t launches;
 
 int cuptiActivityRegisterCallbacks(void *giving, void *taking) {
     return give = giving, take = taking, getenv("STANDIN_CUPTI_OLD") != NULL;
 }
-int cuptiActivityEnable(int kind) { return kinds[kind] = true, 0; }
-int cuptiActivityEnableDriverApi(uint32_t cbid, uint8_t on) { return cbid == 0 || on == 0; }
-int cuptiActivityEnableRuntimeApi(uint32_t cbid, uint8_t on) { return cbid == 0 || on == 0; }
+int cuptiActivityEnable(int kind) {
+    const char *refused = getenv("STANDIN_CUPTI_REFUSES");
+    if (refused != NULL && atoi(refused) == kind) return 1;
+    return kinds[kind] = true, 0;
+}
+int cuptiActivityDisable(int kind) { return kinds[kind] = false, 0; }
+int cuptiActivityEnableDriverApi(uint32_t cbid, uint8_t on) { return cbid == 0 || on > 1; }
+int cuptiActivityEnableRuntimeApi(uint32_t cbid, uint8_t on) { return cbid == 0 || on > 1; }
 int cuptiActivityFlushPeriod(uint32_t milliseconds) { return milliseconds == 0; }
 int cuptiActivityPushExternalCorrelationId(int kind, uint64_t id) {
     return pushed[depth++] = id, kind != CUSTOM2;
@@ -87,17 +92,23 @@ int cuptiActivityGetNextRecord(uint8_t *buffer, size_t size, uint8_t **record) {
     if (next >= buffer + size) return 12;
     return *record = next, 0;
 }
-int cuptiActivityFlushAll(uint32_t flag) {
+void hand_over(const void *records, size_t count) {
     uint8_t *buffer;
-    size_t size, most, count = pending_count * RECORD;
-    (void)flag;
-    if (take == NULL) return 1;
+    size_t size, most;
     give(&buffer, &size, &most);
-    memcpy(buffer, pending, count);
-    pending_count = 0;
+    memcpy(buffer, records, count);
     take(NULL, 0, buffer, size, count);
+}
+int cuptiActivityFlushAll(uint32_t flag) {
+    size_t count = pending_count * RECORD;
+    (void)flag;
+    flushes++;
+    if (take == NULL) return 1;
+    pending_count = 0;
+    hand_over(pending, count);
     return 0;
 }
+int cuCtxSynchronize(void) { return 0; }
 static char *add_record(uint32_t kind) {
     char *record = memset(pending[pending_count++ % MOST_RECORDS], 0, RECORD);
     memcpy(record, &kind, sizeof kind);
