@@ -42,13 +42,16 @@ import dataclasses
 import itertools
 import os
 import re
+import shutil
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.errors import NegativaError, no_such_file, refusing
+from pytest_negativa.errors import FormatError, NegativaError, no_such_file, refusing
+from pytest_negativa.gpucode.elf import find_interpreter
+from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.hostcode import FileKey
 from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.models.spans import size as size_of
@@ -63,6 +66,8 @@ _PROCESS, _LIBRARY, _HOLES, _GPU_CODE, _CONSTANTS = 1, 2, 4, 5, 6
 _DIGEST = 32
 _SEEN, _FETCHED = 1 << 15, 1 << 12
 _UNWATCHED = 1
+# Shared in processes/pages/log.h.
+_STARTS = struct.Struct("<8x512xI" + 9 * "384s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,36 @@ def count_lost(folder: Path) -> int:
     with refusing(path, "read"):
         data = read_regular(path, follow=False)
     return int.from_bytes(data[:4], "little")
+
+
+def unwatched_programs(folder: Path) -> Iterator[str]:
+    """Command lines of programs that processes started without the environment of the trace.
+
+    Path and words are cut off at 383 bytes. The last item stands for those of which there was no
+    room. Static programs load no library, and are left out.
+
+    Raises:
+        StoreError: the file can't be read.
+    """
+    path = folder / LOST_NAME
+    with refusing(path, "read"):
+        data = read_regular(path, follow=False)
+    if len(data) < _STARTS.size:
+        return
+    count, *starts = _STARTS.unpack_from(data)
+    for start in starts[:count]:
+        program, _, command = start.partition(b"\0")[0].partition(b"\n")
+        if not _is_static(os.fsdecode(program)):
+            yield command.decode("utf-8", "backslashreplace")
+    if count > len(starts):
+        yield f"{count - len(starts):,} other programs"
+
+
+def _is_static(program: str) -> bool:
+    # Such as ldconfig, which ctypes.util asks. A script is none: its interpreter counts.
+    with contextlib.suppress(FormatError), ByteSource(shutil.which(program) or program) as source:
+        return find_interpreter(source)[0] is None
+    return False
 
 
 def read_page_logs(folder: Path) -> tuple[LoggedProcess, ...]:

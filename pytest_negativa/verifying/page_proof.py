@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import refusing
 from pytest_negativa.hostcode.gather import load_files, require_usage, unite
+from pytest_negativa.hostcode.page_logs import unwatched_programs
 from pytest_negativa.models.hostcode import FileKey, HostFile, HostLibrary, HostUsage
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
@@ -28,6 +29,7 @@ from pytest_negativa.models.verdict import (
     Witness,
 )
 from pytest_negativa.reporting.units import format_items
+from pytest_negativa.settings.globs import matches_command
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import PAGES_SUFFIX, Run, files_in
@@ -42,9 +44,10 @@ from pytest_negativa.verifying.judge import (
 )
 from pytest_negativa.verifying.verification import Verification
 
-UNAUDITED = (
-    "A static or set-user-ID program, or one started without LD_AUDIT, leaves no mark, and the "
-    "proof says nothing of it."
+UNAUDITED = "A static or set-user-ID program leaves no mark, and the proof says nothing of it."
+_UNWATCHED = (
+    "was started without NEGATIVA_PAGES_LOGS and LD_AUDIT, so what CPU code it touches is not "
+    "known; pass them on, or accept it in verify.opened_originals (command:GLOB)"
 )
 UNCOMPARED = (
     "Without a GPU trace, the proof compares the exit status of the first process alone, not those "
@@ -53,7 +56,12 @@ UNCOMPARED = (
 
 
 def judge_pages(
-    tests: TestEvidence, traced: HostUsage, found: HostUsage, *, compares_ends: bool
+    tests: TestEvidence,
+    traced: HostUsage,
+    found: HostUsage,
+    *,
+    compares_ends: bool,
+    unwatched: Iterable[str] = (),
 ) -> CpuProof:
     """What follows from one run of all tests. Pure: nothing here touches a file.
 
@@ -61,6 +69,7 @@ def judge_pages(
         tests: how the tests ended, and what else speaks against the run.
         traced, found: the pages that the traced run and the rounds touched.
         compares_ends: whether the ends of other processes than the first are compared.
+        unwatched: command lines of programs that were started without the environment of the trace.
     """
     verdicts = judge_tests(tests)
     by_content = {library.sha256: library for library in found.libraries}
@@ -71,6 +80,7 @@ def judge_pages(
     )
     reasons = [f"the traced run is not complete: {text}" for text in traced.incomplete]
     reasons += [f"the proof is not complete: {text}" for text in found.incomplete]
+    reasons += [f"{command}: {_UNWATCHED}" for command in unwatched]
     reasons += reasons_of_outcomes(tests, verdicts)
     reasons += [f"{r.path}: {r.detail}" for r in rows if r.status is LibraryStatus.NOT_PROVED]
     if all(row.status is LibraryStatus.NOT_LOADED for row in rows):
@@ -154,7 +164,16 @@ def prove_pages(verification: Verification, verdict: Verdict | None) -> Verdict:
     rounds = [result.run for result in (*attempt.rounds, *again)]
     found = unite([require_usage(one, known) for one in rounds])
     tests = evidence_of_tests(attempt)
-    proof = judge_pages(tests, traced, found, compares_ends=bool(run.trace_files()))
+    logs = dict.fromkeys(one.page_logs for one in (run, *rounds))
+    started = dict.fromkeys(command for folder in logs for command in unwatched_programs(folder))
+    accepted = verification.settings.verify.opened_originals
+    proof = judge_pages(
+        tests,
+        traced,
+        found,
+        compares_ends=bool(run.trace_files()),
+        unwatched=(c for c in started if not any(matches_command(glob, c) for glob in accepted)),
+    )
     missed = tuple(missed_pages(traced, found))
     loaded, before = ({one.sha256 for one in usage.libraries} for usage in (found, traced))
     if loaded - before or missed:

@@ -17,6 +17,7 @@ from pytest_negativa.hostcode.page_logs import (
     LoggedProcess,
     count_lost,
     read_page_logs,
+    unwatched_programs,
 )
 from pytest_negativa.processes.auditors import watch_environment
 from pytest_negativa.processes.page_watch import prepare_logs
@@ -450,6 +451,44 @@ def test_a_limit_on_file_sizes_loses_libraries_not_the_process(
     )
     assert read_page_logs(logs) == ()
     assert count_lost(logs) > 0
+
+
+STARTS = """
+import os, subprocess, sys
+python, code, few = sys.executable, "pass", {"PATH": os.environ["PATH"]}
+subprocess.run([python, "-c", code, "inherits"])
+subprocess.run([python, "-c", code, "keeps"], env={**few, "NEGATIVA_PAGES_LOGS": "/"})
+subprocess.run([python, "-c", code, "few"], env=few)
+subprocess.run([python, "-c", code, "few"], env=few)
+subprocess.run(["true", "by PATH"], env=few)
+assert not subprocess.run(["/sbin/ldconfig", "-p"], env=few, capture_output=True).returncode
+subprocess.run([python, "-c", code, "after fork"], env={}, preexec_fn=lambda: None)
+os.waitpid(os.posix_spawn(python, [python, "-c", code, "spawn"], {}), 0)
+os.waitpid(os.posix_spawnp("true", ["true", "spawnp", "\xff" * 400], {}), 0)
+try: subprocess.run(["/no/such/program"], env={})
+except FileNotFoundError: pass
+if sys.argv[1:]:
+    for number in range(10): subprocess.run(["true", str(number)], env={})
+"""
+
+
+def test_programs_that_are_started_without_the_watch_are_named(logs: Path) -> None:
+    run(logs, sys.executable, "-c", STARTS)
+    python = f"{sys.executable} -c pass"
+    spawnp = "true\ntrue spawnp " + "\xff" * 400
+    assert list(unwatched_programs(logs)) == [
+        f"{python} few",
+        "true by PATH",
+        f"{python} after fork",
+        f"{python} spawn",
+        spawnp.encode()[5:383].decode("utf-8", "backslashreplace"),
+    ]
+
+
+def test_more_programs_than_have_room(logs: Path) -> None:
+    run(logs, sys.executable, "-c", STARTS, "more")
+    *found, rest = unwatched_programs(logs)
+    assert len(found) == 8 and rest == "7 other programs"
 
 
 def test_a_damaged_log_is_an_error(library: Path, program: Path, logs: Path) -> None:

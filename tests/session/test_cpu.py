@@ -455,6 +455,31 @@ def test_a_page_that_a_failed_test_needs(
     assert functions_in(library, missed) == {"in_thread"}
 
 
+EMPTIED = """
+import ctypes, os, subprocess, sys
+
+def test_child():
+    ctypes.CDLL(os.environ["LIBRARY"]).in_main()
+    code = "import ctypes, sys; ctypes.CDLL(sys.argv[1]).in_thread()"
+    subprocess.run([sys.executable, "-c", code, os.environ["LIBRARY"]], env={}, check=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("library")
+@pytest.mark.planted_fault(
+    "A child with an emptied environment needs a page of CPU code.",
+    says="was started without NEGATIVA_PAGES_LOGS and LD_AUDIT",
+)
+def test_a_child_that_nothing_watches(project: Project, fault: PlantedFault) -> None:
+    project.write("test_child.py", EMPTIED)
+    words = ("--negativa", "-q", "--negativa-verify", "test_child.py")
+    done = project.pytest(*words, status=1)
+    fault.check(done.stdout)
+    accepted = project.pytest(*words, "--negativa-opened-originals=command:* -c import ctypes*")
+    assert "was started without" not in accepted.stdout
+
+
 FAILS_BUT_AGAIN = """
 import ctypes
 

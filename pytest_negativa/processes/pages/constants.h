@@ -10,6 +10,7 @@
 #pragma once
 
 #include "program.h"
+#include "starts.h"
 
 #define PRESENT (UINT64_C(3) << 62) /* in memory, or swapped */
 
@@ -89,6 +90,7 @@ static int after_exec(int status) {
 
 static int our_execve(Word path, Word arguments, Word environment) {
     note_all_constants();
+    NOTE_START(path, arguments, environment);
     return after_exec(real_execve(path, arguments, environment));
 }
 

@@ -20,6 +20,8 @@ enum {
     MAX_GROWTH = 1 << 20,
     OFFERED = 8, /* logs that later processes look into */
     LOG_NAME = 64,
+    STARTS = 9, /* programs that are started unwatched */
+    START_LENGTH = 384,
 };
 
 enum { PROCESS = 1, LIBRARY = 2, HOLES = 4, GPU_CODE = 5, CONSTANTS = 6 };
@@ -52,7 +54,9 @@ static Own *own_;
 typedef struct {
     atomic_uint lost; /* libraries without a record */
     atomic_uint offered;
-    char names[OFFERED][LOG_NAME]; /* of logs; the first byte comes last */
+    char names[OFFERED][LOG_NAME];     /* of logs; the first byte comes last */
+    atomic_uint started;               /* how many programs were started unwatched */
+    char starts[STARTS][START_LENGTH]; /* path, line feed, words */
 } Shared;
 
 static struct {
