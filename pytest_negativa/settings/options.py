@@ -339,8 +339,8 @@ OPTIONS: tuple[Option, ...] = (
         help="Ignore processes that open the originals of these libraries.",
         detail="`command:GLOB` names processes by their whole command line, instead of libraries. "
         "While the tests run on the copies, each other process that opens an original may run on "
-        "it, and the library is not proved. The verdict notes what was opened. A program that is started "
-        "without the environment of a trace of CPU code voids the proof of CPU code alone.",
+        "it, and the library is not proved. The verdict notes what was opened. A program that is "
+        "started without the environment of a trace of CPU code voids its proof alone.",
         is_repeated=True,
         requires=PROVED,
     ),
