@@ -140,6 +140,8 @@ class Stack:
         site = Path(sysconfig.get_path("purelib"))
         found = [path for name in self.arguments.packages for path in site.glob(f"{name}*")]
         subprocess.run(["cp", "-a", "--reflink=auto", *found, target], check=True)
+        # As pip leaves them; else each import compiles its modules where bytecode isn't written.
+        subprocess.run([sys.executable, "-m", "compileall", "-qq", "-j0", target], check=False)
         done.touch()
         return True
 

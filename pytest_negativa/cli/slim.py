@@ -129,7 +129,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 @click.option(
     "--cpu-pages",
     metavar="RUN",
-    help="Put CPU code and constants there, too, that this run never used.",
+    help="Put CPU code and data there, too, that this run never used.",
 )
 @click.option(
     "--add-misses",

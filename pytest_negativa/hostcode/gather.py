@@ -62,7 +62,7 @@ class FilePages(NamedTuple):
         ranges: first and end address of what was watched.
         touched: addresses of pages.
         watched: whether all processes watched it.
-        unread: ranges of constants that no process had in memory.
+        unread: ranges of data that no process had in memory.
     """
 
     ranges: frozenset[tuple[int, int]]

@@ -73,7 +73,7 @@ class HostLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
         watched: what was traced: whole pages of code and of unwind tables.
         touched: the touched pages of it.
         unwatched: why it could not be traced, so that all of it counts as touched; else None.
-        unread: pages of constants that no process had in memory at its end; none, if a process
+        unread: pages of data that no process had in memory at its end; none, if a process
             ended without noting them.
     """
 

@@ -51,7 +51,7 @@ static LogRecord *add_pages(uint32_t kind, const Range *ranges, size_t count, ui
     LogRange *to = (LogRange *)(record + 1);
     for (size_t i = 0; i < count; i++) {
         uint64_t start = ranges[i].start - base, moved = 0;
-        const ElfW(Phdr) *segment = kind == GPU_CODE ? segment_of(start, start + 1) : NULL;
+        const ElfW(Phdr) *segment = kind == GPU_CODE ? segment_of(start, start + 1, kind) : NULL;
         if (segment != NULL) moved = segment->p_vaddr - segment->p_offset;
         to[i] = (LogRange){start - moved, ranges[i].end - base - moved};
     }

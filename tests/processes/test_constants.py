@@ -96,6 +96,28 @@ def test_what_processes_read(library: Path, tmp_path: Path, code: str, expected:
     assert blocks_read(tmp_path / "logs", library, code) == expected
 
 
+def in_writable(section: str) -> str:
+    return f'-DSECTION="{section},\\"aw\\""'
+
+
+@pytest.mark.parametrize("section", [".data", ".ldata"])
+def test_data_that_the_program_may_write_to(tmp_path: Path, section: str) -> None:
+    library = compile_constants(tmp_path, in_writable(section))
+    code = "library.read_block(9); library.write_to_block(4)"
+    assert blocks_read(tmp_path / "logs", library, code) == {1, 4, 9}
+
+
+@pytest.mark.parametrize("name", [b".data.rel.ro", b".eh_frame"])
+def test_data_that_the_loader_protects(tmp_path: Path, name: bytes) -> None:
+    """Some linkers make unwind tables writable; these count as data."""
+    library = compile_constants(tmp_path, in_writable(".data.rel.ro"), "-Wl,-z,relro")
+    at = library.read_bytes().rindex(b".data.rel.ro\0")
+    with library.open("r+b") as file:
+        file.seek(at)
+        file.write(name + b"\0")
+    assert blocks_read(tmp_path / "logs", library, "library.read_block(9)") == {1, 9}
+
+
 def test_a_process_that_a_signal_ends_keeps_all(library: Path, tmp_path: Path) -> None:
     assert blocks_read(tmp_path / "logs", library, "os.kill(os.getpid(), 9)", -9) == ALL
 

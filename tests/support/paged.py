@@ -29,9 +29,9 @@ def compile_program(folder: Path) -> Path:
     return compile_c("pages/program.c", folder / "program")
 
 
-def compile_constants(folder: Path) -> Path:
+def compile_constants(folder: Path, *flags: str) -> Path:
     """A library with 12 blocks of constants, each wider than what the kernel maps around a page."""
-    made = compile_shared("pages/constants.c", folder / "made.so").read_bytes()
+    made = compile_shared("pages/constants.c", folder / "made.so", *flags).read_bytes()
     target = folder / "libconstants.so"
     # Page by page: Linux 6.18 maps whole what it has as one folio.
     with target.open("wb", buffering=0) as file:

@@ -54,19 +54,26 @@ static struct {
     char names[MAX_NAMES];
 } elf;
 
-/* Read-only data, by the names that cut.py takes out of libraries. */
+/* Data, by the names that cut.py takes out of libraries. A page that is written is in memory, too.
+ * Unwind tables that may be written are not watched. */
 static bool is_constant(const ElfW(Shdr) *section, const char *name) {
-    return section->sh_type == SHT_PROGBITS &&
-           (section->sh_flags & (SHF_ALLOC | SHF_WRITE | SHF_TLS | SHF_EXECINSTR)) == SHF_ALLOC &&
-           (strncmp(name, ".rodata", 7) == 0 || strncmp(name, ".lrodata", 8) == 0);
+    if (section->sh_type != SHT_PROGBITS ||
+        (section->sh_flags & (SHF_ALLOC | SHF_TLS | SHF_EXECINSTR)) != SHF_ALLOC)
+        return false;
+    if (section->sh_flags & SHF_WRITE && strcmp(name, ".eh_frame") == 0) return true;
+    if (name[0] != '.') return false;
+    name += name[1] == 'l' ? 2 : 1;
+    return strncmp(name, "rodata", 6) == 0 || strncmp(name, "data", 4) == 0;
 }
 
-/* The segment that holds the addresses; NULL if none does, or if the loader protects them later. */
-static const ElfW(Phdr) *segment_of(uint64_t start, uint64_t end) {
+/* The segment that holds the addresses; NULL if none does, or if the loader protects them later,
+ * which matters to what is armed. */
+static const ElfW(Phdr) *segment_of(uint64_t start, uint64_t end, uint32_t kind) {
     const ElfW(Phdr) *found = NULL;
     for (unsigned i = 0; i < elf.head.e_phnum; i++) {
         const ElfW(Phdr) *p = &elf.segments[i];
-        if (p->p_type == PT_GNU_RELRO && start < p->p_vaddr + p->p_memsz && p->p_vaddr < end)
+        if (kind != CONSTANTS && p->p_type == PT_GNU_RELRO && start < p->p_vaddr + p->p_memsz &&
+            p->p_vaddr < end)
             return NULL;
         if (p->p_type == PT_LOAD && start <= end && start >= p->p_vaddr &&
             end <= p->p_vaddr + p->p_filesz)
@@ -75,10 +82,9 @@ static const ElfW(Phdr) *segment_of(uint64_t start, uint64_t end) {
     return found;
 }
 
-/* How a segment is mapped; -1 if its pages are not watched: CPU code and constants are
- * never written. */
+/* How a segment is mapped; -1 if its pages are not watched: CPU code is never written. */
 static int protection_of(const ElfW(Phdr) *segment, uint32_t kind) {
-    if (segment == NULL || (kind != GPU_CODE && segment->p_flags & PF_W)) return -1;
+    if (segment == NULL || (kind == LIBRARY && segment->p_flags & PF_W)) return -1;
     return protection_of_flags(segment->p_flags);
 }
 
@@ -149,7 +155,7 @@ static bool find_ranges(int fd, uint32_t kind, Range *ranges, size_t *count) {
         /* The kernel reads the code of restartable sequences without a signal: rseq(2). */
         if (kind == LIBRARY && strcmp(elf.names + s->sh_name, "__rseq_cs") == 0) return false;
         if (!is_of_kind(fd, s, elf.names + s->sh_name, kind)) continue;
-        int own = protection_of(segment_of(s->sh_addr, s->sh_addr + s->sh_size), kind);
+        int own = protection_of(segment_of(s->sh_addr, s->sh_addr + s->sh_size, kind), kind);
         if (own != protection || s->sh_addr < end || s->sh_addr - end >= 64) {
             add_range(ranges, count, start, end, protection);
             start = s->sh_addr;

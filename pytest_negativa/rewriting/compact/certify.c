@@ -204,6 +204,12 @@ static bool gets_bytes(const Elf *elf, uint64_t address, uint64_t offset, uint64
     return true;
 }
 
+/* Whether the bytes of a segment may lie in the spare, all but the first: no one reads those of the
+ * file. */
+static bool has_holes(const Elf64_Phdr *segment) {
+    return is_cut && (segment->p_type == PT_GNU_RELRO || segment->p_type == PT_GNU_EH_FRAME);
+}
+
 static uint64_t tag(const Elf *elf, int64_t wanted) {
     uint64_t value = 0;
     for (size_t i = 0; i < elf->dynamic_count; i++)
@@ -430,7 +436,8 @@ static void check_headers(void) {
     for (size_t i = 0; i < original.other_count; i++) {
         const Elf64_Phdr *was = &original.others[i];
         Elf64_Phdr is = i < slim.other_count ? slim.others[i] : (Elf64_Phdr){0};
-        bool is_placed = !is.p_filesz || gets_bytes(&slim, is.p_vaddr, is.p_offset, is.p_filesz);
+        uint64_t size = has_holes(was) ? 1 : is.p_filesz;
+        bool is_placed = !is.p_filesz || gets_bytes(&slim, is.p_vaddr, is.p_offset, size);
         is.p_offset = was->p_offset;
         /* Ours is writable, see check_dynamic; that of lld's -z rodynamic is not. */
         if (is_cut && was->p_type == PT_DYNAMIC && is.p_type == PT_DYNAMIC &&
@@ -610,7 +617,7 @@ static void check_uses(void) {
     for (size_t i = 0; i < sizeof tables / sizeof *tables - (is_cut ? 5 : 0); i++)
         use(tag(&original, tables[i]), 1, "a table");
     for (size_t i = 0; i < original.other_count; i++)
-        if (original.others[i].p_type != PT_GNU_STACK)
+        if (original.others[i].p_type != PT_GNU_STACK && !has_holes(&original.others[i]))
             use(original.others[i].p_vaddr, original.others[i].p_memsz, "a segment");
     for (size_t i = 0; i < original.section_count; i++) {
         const Elf64_Shdr *row = &original.sections[i];

@@ -6,8 +6,8 @@ pages in. Four segments are new, behind the others: the note with the dynamic st
 relocations, the stub, the dynamic section, and the program headers. Two relocations are new, of
 type ``R_X86_64_IRELATIVE``, by which ld.so calls the stub.
 
-Only code, unwind tables, constants and GPU code may go, and the tables that got a new place. GPU
-code may lie in data that programs write to (``.ldata`` of cuFFT).
+Only code, unwind tables, data and GPU code may go, the tables that got a new place, and what
+patchelf left where a table was. Of data that programs write to, what ld.so writes to stays.
 """
 
 from __future__ import annotations
@@ -104,15 +104,15 @@ from pytest_negativa.spare.note import (
     why_no_stub,
 )
 
-# The unwinder's index, .eh_frame_hdr, is small, and a segment of its own names it.
-_NAMES = {b".eh_frame", b".gcc_except_table"}
 # With what a compiler appends to them: .text.hot, .rodata.cst32.
 _CODE = re.compile(rb"\.text(\..*)?", re.DOTALL)
 _CONSTANTS = re.compile(rb"\.l?rodata(\..*)?", re.DOTALL)
+_OTHERS = re.compile(rb"\.l?data(\..*)?|\.eh_frame(_hdr)?|\.gcc_except_table", re.DOTALL)
 # Of their tables, the library has new ones.
 _MOVED = DT_STRTAB, DT_RELA, DT_JMPREL
 # Alpine's musl; others' musl and Android's bionic.
 _MUSL, _OTHER_LIBCS = b"libc.musl-", {b"libc.so", b"libc.so.0"}
+_PIECE = 1 << 20
 _REMEDY = "Put the spare beside the library, or put the original back."
 
 
@@ -352,12 +352,16 @@ def find_holes(
         needed: ranges of file offsets that stay, except for dynamic strings.
         options, containers: see ``cut_library``.
     """
-    moved = union((s.sh_offset, s.file_end) for s in tables.sections if _is_moved(s, dynamic))
-    used = around(minus(needed, moved), PAGE_SIZE)
+    fill = tuple(_fill(source, tables))
+    old = ((s.sh_offset, s.file_end) for s in tables.sections if _is_moved(s, dynamic))
+    moved = union((*old, *fill))
+    # The unwinder's index has a segment of its own, which begins in the file.
+    begins = ((s.p_offset, s.p_offset + 1) for s in tables.segments if s.p_type != PT_LOAD)
+    used = around((*minus(needed, moved), *begins), PAGE_SIZE)
     free: list[Span] = []
     for load in tables.loads:
         is_data = bool(load.p_flags & PF_W)
-        may_go = union((*containers, *_removable(tables, dynamic, is_data=is_data)))
+        may_go = union((*containers, *_removable(tables, dynamic, is_data=is_data), *fill))
         # In data, the zeros behind the last byte (.bss) belong to it.
         own = list(intersection([(load.p_offset, load.file_end - is_data)], may_go))
         stays = union((*used, *_written(source, tables, load))) if is_data and own else used
@@ -378,13 +382,20 @@ def _written(source: ByteSource, tables: ElfTables, load: ProgramHeader) -> tupl
     return around(((start - shift, end - shift) for start, end in words), PAGE_SIZE)
 
 
-def _removable(tables: ElfTables, dynamic: dict[int, int], *, is_data: bool) -> Iterator[Range]:
-    """Sections that may go, each with the padding behind it.
+def _fill(source: ByteSource, tables: ElfTables) -> Iterator[Range]:
+    """What is in no section: padding, and the X or Z that patchelf writes where a table was."""
+    own = [(s.sh_offset, s.file_end) for s in tables.sections if s.loaded]
+    own.append((0, tables.header.e_phoff + PHDR.size * len(tables.segments)))
+    for start, end in minus(union((s.p_offset, s.file_end) for s in tables.loads), union(own)):
+        pieces = (source.read(at, min(_PIECE, end - at)) for at in range(start, end, _PIECE))
+        if not any(piece.strip(b"XZ\0") for piece in pieces):
+            yield start, end
 
-    Of data, these are tables that get a new place: patchelf puts such tables there.
-    """
+
+def _removable(tables: ElfTables, dynamic: dict[int, int], *, is_data: bool) -> Iterator[Range]:
+    """Sections that may go, each with the padding behind it. Code that is data may not."""
     rows = sorted(
-        (s.sh_offset, _is_moved(s, dynamic) or (not is_data and _leaves(name)))
+        (s.sh_offset, _is_moved(s, dynamic) or _leaves(name, is_data=is_data))
         for s, name in zip(tables.sections, tables.names, strict=True)
         if s.loaded
     )
@@ -394,9 +405,9 @@ def _removable(tables: ElfTables, dynamic: dict[int, int], *, is_data: bool) -> 
             yield start, end
 
 
-def _leaves(name: bytes) -> bool:
-    """Whether a section holds code, unwind tables or constants."""
-    return bool(_CODE.fullmatch(name) or _CONSTANTS.fullmatch(name)) or name in _NAMES
+def _leaves(name: bytes, *, is_data: bool) -> bool:
+    kinds = (_CONSTANTS, _OTHERS) if is_data else (_CODE, _CONSTANTS, _OTHERS)
+    return any(kind.fullmatch(name) for kind in kinds)
 
 
 def _is_moved(section: SectionHeader, dynamic: dict[int, int]) -> bool:
@@ -407,9 +418,10 @@ def _is_moved(section: SectionHeader, dynamic: dict[int, int]) -> bool:
 def _hole_rows(
     tables: ElfTables, holes: Sequence[Range], containers: Sequence[Range]
 ) -> list[Hole]:
-    """Rows of the note for the holes: GPU code and CPU code apart from constants."""
+    """Rows of the note for the holes: GPU code and CPU code apart from data."""
     sections = zip(tables.sections, tables.names, strict=True)
     own = [(s.sh_offset, s.file_end) for s, name in sections if _CONSTANTS.fullmatch(name)]
+    own += [(s.p_offset, s.file_end) for s in tables.loads if s.p_flags & PF_W]
     constants = around(minus(own, containers), PAGE_SIZE)
     pieces = [(*span, True) for span in intersection(holes, constants)]
     pieces += [(*span, False) for span in minus(holes, constants)]

