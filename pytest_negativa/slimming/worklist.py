@@ -353,9 +353,7 @@ def find_work(
     searched = lock is None or bool(request.devices) or request.drop_never_loaded
     for tree in (journal.tree for journal in journals):
         tree.searched, tree.hashed = searched, sizes
-        # The largest first, so that none is left to be hashed alone at the end.
-        largest_first = sorted(tree.groups, key=lambda group: -group.size)
-        tree.digests((g for g in largest_first if g.size in sizes), request.options.jobs)
+        tree.digests((g for g in tree.groups if g.size in sizes), request.options.jobs)
     folders = [WorkList(journal, request.options) for journal in journals]
     unmet = [] if lock is None else _match_lock(folders, lock, request.options)
     for folder in folders:
