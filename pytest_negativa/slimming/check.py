@@ -56,8 +56,17 @@ def check_tree(tree: Tree, on_done: OnProgress = lambda done, total: None) -> li
         NegativaError: the manifest or a RECORD can't be read.
     """
     manifest = manifest_of(tree)
-    known = {name: e for e in manifest.slimmed.values() if tree.covers(e.names) for name in e.names}
+    known: dict[str, SlimmedFile | FileGroup] = {
+        name: e for e in manifest.slimmed.values() if tree.covers(e.names) for name in e.names
+    }
     tree.hashed = {entry.size for entry in known.values()}
+    for group in unlisted(tree, manifest):
+        if (facts := tree.facts(group)).is_slimmed or facts.problem is not None:
+            known[group.name] = group
+    # Here: from Python 3.12 on, functools.cached_property has no lock. Each thread would read all
+    # RECORD files, and those that hash would wait for Python's lock.
+    for name in known:
+        tree.records(name)
     rows = []
     if manifest.run is not None:
         rows = [SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, _INTERRUPTED)]
@@ -65,23 +74,29 @@ def check_tree(tree: Tree, on_done: OnProgress = lambda done, total: None) -> li
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
         # The largest first, so that none is left to be read alone at the end.
         names = sorted(known, key=lambda name: -known[name].size)
-        count = counter(sum(entry.size for entry in known.values()), on_done)
-        checked = pool.map(lambda name: _check_entry(tree, name, known[name]), names)
-        for row in checked:
+        count = counter(sum(one.size for one in known.values()), on_done)
+        for row in pool.map(lambda name: _check(tree, name, known[name]), names):
             rows.append(row)
             count(known[row.path].size)
     rows.sort(key=lambda row: row.path)
     for package in removed_packages(tree, manifest).values():
         detail = f"{format_items(len(package.gone), 'file', 'files')} removed"
         rows.append(SlimRow.unchanged(package.name, SlimStatus.SOUND, 0, detail))
-    for group in unlisted(tree, manifest):
-        if (judged := _judge_unlisted(tree, group)) is not None:
-            rows.append(SlimRow.unchanged(group.name, judged[0], group.size, judged[1]))
     return rows
 
 
-def _check_entry(tree: Tree, name: str, entry: SlimmedFile) -> SlimRow:
-    group, fate = tree.group_of(name), fate_of(tree, name, entry)
+def _check(tree: Tree, name: str, library: SlimmedFile | FileGroup) -> SlimRow:
+    group = tree.group_of(name)
+    status, detail = (
+        _judge_unlisted(tree, library)
+        if isinstance(library, FileGroup)
+        else _judge_listed(tree, name, library)
+    )
+    return SlimRow.unchanged(name, status, 0 if group is None else group.size, detail)
+
+
+def _judge_listed(tree: Tree, name: str, entry: SlimmedFile) -> _Judgement:
+    fate = fate_of(tree, name, entry)
     status, detail = _STATUSES.get(fate, (SlimStatus.CHANGED, "differs from what was written"))
     if fate is Fate.RESULT:
         status, detail = _judge_result(tree, name, entry)
@@ -92,7 +107,7 @@ def _check_entry(tree: Tree, name: str, entry: SlimmedFile) -> SlimRow:
             else f"negativa slim undo {shlex.quote(str(tree.root))}, or "
         )
         detail = f"{detail}; {undo}{how_to_reinstall(entry.reinstall)}"
-    return SlimRow.unchanged(name, status, 0 if group is None else group.size, detail)
+    return status, detail
 
 
 def _judge_result(tree: Tree, name: str, entry: SlimmedFile) -> _Judgement:
@@ -107,13 +122,11 @@ def _judge_result(tree: Tree, name: str, entry: SlimmedFile) -> _Judgement:
     return problem_of(path, note) or (SlimStatus.SOUND, fits)
 
 
-def _judge_unlisted(tree: Tree, group: FileGroup) -> _Judgement | None:
+def _judge_unlisted(tree: Tree, group: FileGroup) -> _Judgement:
     """Judge a library that the manifest doesn't list, by its lines of RECORD."""
     path, facts = tree.root / group.name, tree.facts(group)
     if facts.problem is not None:
         return SlimStatus.FAILED, facts.problem
-    if not facts.is_slimmed:
-        return None
     judged = None if facts.note is None else problem_of(path, facts.note)
     if judged is not None and judged[0] is SlimStatus.DAMAGED:
         return judged
