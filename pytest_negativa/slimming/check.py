@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import shlex
-from collections.abc import Mapping
 
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
@@ -12,7 +11,7 @@ from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.code_files import removed_packages
 from pytest_negativa.slimming.manifest import how_to_reinstall, manifest_of
 from pytest_negativa.slimming.request import OnProgress, counter
-from pytest_negativa.slimming.slimmed import Fate, fate_of, unlisted
+from pytest_negativa.slimming.slimmed import UNREADABLE, Fate, fate_of, unlisted
 from pytest_negativa.slimming.spares import is_moved, problem_of
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.storage.system import available_cores
@@ -23,19 +22,6 @@ _INTERRUPTED = (
 )
 
 _Judgement = tuple[SlimStatus, str | None]
-
-# A patch and a page of kernels that a disk lost look alike: what is not here has changed.
-_STATUSES: Mapping[Fate, _Judgement] = {
-    Fate.EARLIER: (SlimStatus.DIFFERENT, Fate.EARLIER.value),
-    Fate.ORIGINAL: (SlimStatus.DIFFERENT, Fate.ORIGINAL.value),
-    Fate.INSTALLED: (SlimStatus.DIFFERENT, Fate.INSTALLED.value),
-    Fate.UNINSTALLED: (
-        SlimStatus.DIFFERENT,
-        "it was slimmed; its distribution is no longer installed",
-    ),
-    Fate.UNREADABLE: (SlimStatus.FAILED, Fate.UNREADABLE.value),
-    Fate.GONE: (SlimStatus.GONE, "it was slimmed, and is no longer there"),
-}
 
 
 def check_tree(tree: Tree, on_done: OnProgress = lambda done, total: None) -> list[SlimRow]:
@@ -75,9 +61,11 @@ def check_tree(tree: Tree, on_done: OnProgress = lambda done, total: None) -> li
         # The largest first, so that none is left to be read alone at the end.
         names = sorted(known, key=lambda name: -known[name].size)
         count = counter(sum(one.size for one in known.values()), on_done)
-        for row in pool.map(lambda name: _check(tree, name, known[name]), names):
-            rows.append(row)
-            count(known[row.path].size)
+        judgements = pool.map(lambda name: _judge(tree, name, known[name]), names)
+        for name, (status, why) in zip(names, judgements, strict=True):
+            found = tree.group_of(name)
+            rows.append(SlimRow.unchanged(name, status, 0 if found is None else found.size, why))
+            count(known[name].size)
     rows.sort(key=lambda row: row.path)
     for package in removed_packages(tree, manifest).values():
         detail = f"{format_items(len(package.gone), 'file', 'files')} removed"
@@ -85,29 +73,22 @@ def check_tree(tree: Tree, on_done: OnProgress = lambda done, total: None) -> li
     return rows
 
 
-def _check(tree: Tree, name: str, library: SlimmedFile | FileGroup) -> SlimRow:
-    group = tree.group_of(name)
-    status, detail = (
-        _judge_unlisted(tree, library)
-        if isinstance(library, FileGroup)
-        else _judge_listed(tree, name, library)
-    )
-    return SlimRow.unchanged(name, status, 0 if group is None else group.size, detail)
-
-
-def _judge_listed(tree: Tree, name: str, entry: SlimmedFile) -> _Judgement:
-    fate = fate_of(tree, name, entry)
-    status, detail = _STATUSES.get(fate, (SlimStatus.CHANGED, "differs from what was written"))
+def _judge(tree: Tree, name: str, entry: SlimmedFile | FileGroup) -> _Judgement:
+    if isinstance(entry, FileGroup):
+        return _judge_unlisted(tree, entry)
+    group, (fate, why) = tree.group_of(name), fate_of(tree, name, entry)
     if fate is Fate.RESULT:
-        status, detail = _judge_result(tree, name, entry)
-    elif status in (SlimStatus.CHANGED, SlimStatus.GONE):
-        undo = (
-            ""
-            if entry.original is None
-            else f"negativa slim undo {shlex.quote(str(tree.root))}, or "
-        )
-        detail = f"{detail}; {undo}{how_to_reinstall(entry.reinstall)}"
-    return status, detail
+        return _judge_result(tree, name, entry)
+    if why is not None:
+        return SlimStatus.DIFFERENT, why
+    # A patch and a page of kernels that a disk lost look alike: what is not here has changed.
+    status, detail = SlimStatus.CHANGED, "differs from what was written"
+    if group is None:
+        status, detail = SlimStatus.GONE, "it was slimmed, and is no longer there"
+    elif tree.digest(group) is None:
+        return SlimStatus.FAILED, UNREADABLE
+    undo = f"negativa slim undo {shlex.quote(str(tree.root))}, or " if entry.original else ""
+    return status, f"{detail}; {undo}{how_to_reinstall(entry.reinstall)}"
 
 
 def _judge_result(tree: Tree, name: str, entry: SlimmedFile) -> _Judgement:
