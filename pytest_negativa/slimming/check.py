@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import shlex
-from collections.abc import Mapping
 
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
@@ -12,7 +11,7 @@ from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.code_files import removed_packages
 from pytest_negativa.slimming.manifest import how_to_reinstall, manifest_of
 from pytest_negativa.slimming.request import OnProgress, counter
-from pytest_negativa.slimming.slimmed import Fate, fate_of, unlisted
+from pytest_negativa.slimming.slimmed import UNREADABLE, Fate, fate_of, unlisted
 from pytest_negativa.slimming.spares import is_moved, problem_of
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.storage.system import available_cores
@@ -23,19 +22,6 @@ _INTERRUPTED = (
 )
 
 _Judgement = tuple[SlimStatus, str | None]
-
-# A patch and a page of kernels that a disk lost look alike: what is not here has changed.
-_STATUSES: Mapping[Fate, _Judgement] = {
-    Fate.EARLIER: (SlimStatus.DIFFERENT, Fate.EARLIER.value),
-    Fate.ORIGINAL: (SlimStatus.DIFFERENT, Fate.ORIGINAL.value),
-    Fate.INSTALLED: (SlimStatus.DIFFERENT, Fate.INSTALLED.value),
-    Fate.UNINSTALLED: (
-        SlimStatus.DIFFERENT,
-        "it was slimmed; its distribution is no longer installed",
-    ),
-    Fate.UNREADABLE: (SlimStatus.FAILED, Fate.UNREADABLE.value),
-    Fate.GONE: (SlimStatus.GONE, "it was slimmed, and is no longer there"),
-}
 
 
 def check_tree(tree: Tree, on_done: OnProgress = lambda done, total: None) -> list[SlimRow]:
@@ -56,8 +42,17 @@ def check_tree(tree: Tree, on_done: OnProgress = lambda done, total: None) -> li
         NegativaError: the manifest or a RECORD can't be read.
     """
     manifest = manifest_of(tree)
-    known = {name: e for e in manifest.slimmed.values() if tree.covers(e.names) for name in e.names}
+    known: dict[str, SlimmedFile | FileGroup] = {
+        name: e for e in manifest.slimmed.values() if tree.covers(e.names) for name in e.names
+    }
     tree.hashed = {entry.size for entry in known.values()}
+    for group in unlisted(tree, manifest):
+        if (facts := tree.facts(group)).is_slimmed or facts.problem is not None:
+            known[group.name] = group
+    # Here: from Python 3.12 on, functools.cached_property has no lock. Each thread would read all
+    # RECORD files, and those that hash would wait for Python's lock.
+    for name in known:
+        tree.records(name)
     rows = []
     if manifest.run is not None:
         rows = [SlimRow.unchanged(f"{tree.root}/", SlimStatus.INTERRUPTED, 0, _INTERRUPTED)]
@@ -65,34 +60,35 @@ def check_tree(tree: Tree, on_done: OnProgress = lambda done, total: None) -> li
     with concurrent.futures.ThreadPoolExecutor(available_cores()) as pool:
         # The largest first, so that none is left to be read alone at the end.
         names = sorted(known, key=lambda name: -known[name].size)
-        count = counter(sum(entry.size for entry in known.values()), on_done)
-        checked = pool.map(lambda name: _check_entry(tree, name, known[name]), names)
-        for row in checked:
-            rows.append(row)
-            count(known[row.path].size)
+        count = counter(sum(one.size for one in known.values()), on_done)
+        judgements = pool.map(lambda name: _judge(tree, name, known[name]), names)
+        for name, (status, why) in zip(names, judgements, strict=True):
+            found = tree.group_of(name)
+            rows.append(SlimRow.unchanged(name, status, 0 if found is None else found.size, why))
+            count(known[name].size)
     rows.sort(key=lambda row: row.path)
     for package in removed_packages(tree, manifest).values():
         detail = f"{format_items(len(package.gone), 'file', 'files')} removed"
         rows.append(SlimRow.unchanged(package.name, SlimStatus.SOUND, 0, detail))
-    for group in unlisted(tree, manifest):
-        if (judged := _judge_unlisted(tree, group)) is not None:
-            rows.append(SlimRow.unchanged(group.name, judged[0], group.size, judged[1]))
     return rows
 
 
-def _check_entry(tree: Tree, name: str, entry: SlimmedFile) -> SlimRow:
-    group, fate = tree.group_of(name), fate_of(tree, name, entry)
-    status, detail = _STATUSES.get(fate, (SlimStatus.CHANGED, "differs from what was written"))
+def _judge(tree: Tree, name: str, entry: SlimmedFile | FileGroup) -> _Judgement:
+    if isinstance(entry, FileGroup):
+        return _judge_unlisted(tree, entry)
+    group, (fate, why) = tree.group_of(name), fate_of(tree, name, entry)
     if fate is Fate.RESULT:
-        status, detail = _judge_result(tree, name, entry)
-    elif status in (SlimStatus.CHANGED, SlimStatus.GONE):
-        undo = (
-            ""
-            if entry.original is None
-            else f"negativa slim undo {shlex.quote(str(tree.root))}, or "
-        )
-        detail = f"{detail}; {undo}{how_to_reinstall(entry.reinstall)}"
-    return SlimRow.unchanged(name, status, 0 if group is None else group.size, detail)
+        return _judge_result(tree, name, entry)
+    if why is not None:
+        return SlimStatus.DIFFERENT, why
+    # A patch and a page of kernels that a disk lost look alike: what is not here has changed.
+    status, detail = SlimStatus.CHANGED, "differs from what was written"
+    if group is None:
+        status, detail = SlimStatus.GONE, "it was slimmed, and is no longer there"
+    elif tree.digest(group) is None:
+        return SlimStatus.FAILED, UNREADABLE
+    undo = f"negativa slim undo {shlex.quote(str(tree.root))}, or " if entry.original else ""
+    return status, f"{detail}; {undo}{how_to_reinstall(entry.reinstall)}"
 
 
 def _judge_result(tree: Tree, name: str, entry: SlimmedFile) -> _Judgement:
@@ -107,13 +103,11 @@ def _judge_result(tree: Tree, name: str, entry: SlimmedFile) -> _Judgement:
     return problem_of(path, note) or (SlimStatus.SOUND, fits)
 
 
-def _judge_unlisted(tree: Tree, group: FileGroup) -> _Judgement | None:
+def _judge_unlisted(tree: Tree, group: FileGroup) -> _Judgement:
     """Judge a library that the manifest doesn't list, by its lines of RECORD."""
     path, facts = tree.root / group.name, tree.facts(group)
     if facts.problem is not None:
         return SlimStatus.FAILED, facts.problem
-    if not facts.is_slimmed:
-        return None
     judged = None if facts.note is None else problem_of(path, facts.note)
     if judged is not None and judged[0] is SlimStatus.DAMAGED:
         return judged

@@ -38,7 +38,7 @@ from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import how_to_reinstall
 from pytest_negativa.slimming.recipes import Recipe
 from pytest_negativa.slimming.request import SlimOptions
-from pytest_negativa.slimming.slimmed import Fate
+from pytest_negativa.slimming.slimmed import UNREADABLE
 from pytest_negativa.slimming.tree import FileGroup, Tree, staged_name
 from pytest_negativa.storage.shared_folders import make_folder
 from pytest_negativa.storage.system import head_of
@@ -262,7 +262,7 @@ def _remove(journal: Journal, package: Package, options: SlimOptions) -> Iterato
         for group, sha256 in tree.digests(package.unused, options.jobs).items():
             path, aside = root / group.name, None
             if sha256 is None:
-                raise ReconstructError(f"{path}: {Fate.UNREADABLE.value}")
+                raise ReconstructError(f"{path}: {UNREADABLE}")
             journal.places(group.names)
             if keep_originals is not None:
                 aside = keep_originals / sha256

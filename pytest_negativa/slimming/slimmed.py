@@ -30,46 +30,49 @@ from pytest_negativa.slimming.manifest import (
 from pytest_negativa.slimming.spares import find_spare, note_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, FileGroup, Tree
 
+UNREADABLE = "it cannot be read"
+
 
 class Fate(enum.Enum):
-    """What a name of a slimmed library leads to now, in words."""
+    """What a name of a slimmed library leads to now: each has rules of its own."""
 
-    RESULT = "the result"
-    EARLIER = "the result of an earlier run: a killed one did not replace it"
-    DAMAGED = "the result, cut off or changed"
-    ORIGINAL = "the original is back"
-    INSTALLED = "another one was installed since: RECORD has its digest"
-    ANOTHER = "another file took its place since"
-    UNREADABLE = "it cannot be read"
-    GONE = "it is no longer there"
-    UNINSTALLED = "it is no longer there, and its distribution is no longer installed"
+    RESULT = "what slim wrote"
+    DAMAGED = "a file of ours that is not what slim wrote there last, or can't be read"
+    ORIGINAL = "the original"
+    ANOTHER = "a file that is not ours, or nothing, since its distribution was uninstalled"
+    GONE = "nothing"
 
 
-_MADE = (Fate.RESULT, Fate.EARLIER, Fate.DAMAGED)
-_OTHERS = (Fate.INSTALLED, Fate.ANOTHER)
+_RESULT = (Fate.RESULT, None)
 
 
-def fate_of(tree: Tree, name: str, entry: SlimmedFile) -> Fate:
-    """The fate of a name of a slimmed library.
+def fate_of(tree: Tree, name: str, entry: SlimmedFile) -> tuple[Fate, str | None]:
+    """The fate of a name of a slimmed library, and in words what brought it about, if known.
 
     By digest: some tools give all files the same time, so time and size tell nothing.
     """
     if (group := tree.group_of(name)) is None:
-        return Fate.UNINSTALLED if is_uninstalled(tree.root, entry) else Fate.GONE
-    if (digest := tree.digest(group)) is None:
-        return Fate.UNREADABLE
+        if is_uninstalled(tree.root, entry):
+            why = "it is no longer there, and its distribution is no longer installed"
+            return Fate.ANOTHER, why
+        return Fate.GONE, None
+    digest = tree.digest(group)
     known = {
-        entry.original_sha256: Fate.ORIGINAL,
-        entry.replaced: Fate.EARLIER,
-        entry.sha256: Fate.RESULT,
+        entry.original_sha256: (Fate.ORIGINAL, "the original is back"),
+        entry.replaced: (
+            Fate.DAMAGED,
+            "the result of an earlier run: a killed one did not replace it",
+        ),
+        None: (Fate.DAMAGED, None),
+        entry.sha256: _RESULT,
     }
-    if digest in known:
+    if digest is None or digest in known:
         return known[digest]
     records = tree.records(name)
     if record_digest(digest) in records:
-        return Fate.INSTALLED
+        return Fate.ANOTHER, "another one was installed since: RECORD has its digest"
     is_ours = not is_reinstalled(entry, records) and _is_made_from(tree.root / name, entry)
-    return Fate.DAMAGED if is_ours else Fate.ANOTHER
+    return Fate.DAMAGED if is_ours else Fate.ANOTHER, None
 
 
 def _is_made_from(path: Path, entry: SlimmedFile) -> bool:
@@ -91,22 +94,22 @@ class Slimmed:
     Attributes:
         key: of its entry.
         entry: what the manifest says, or the library itself.
-        fates: what each of its names leads to.
-        sha256: of the first of ``results``; None: it can't be read, or is not there.
+        fates: of each of its names, see ``fate_of``.
+        sha256: of the first of ``results``; None: there is none, or one can't be read.
     """
 
     key: str
     entry: SlimmedFile
-    fates: Mapping[str, Fate]
+    fates: Mapping[str, tuple[Fate, str | None]]
     sha256: str | None
 
     def _names_of(self, *fates: Fate) -> tuple[str, ...]:
-        return tuple(name for name, fate in self.fates.items() if fate in fates)
+        return tuple(name for name, (fate, _) in self.fates.items() if fate in fates)
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The names that lead to the result, or to what became of it, or to what can't be read."""
-        return self._names_of(Fate.UNREADABLE) or self._names_of(*_MADE)
+        """The names that lead to the result, or to what became of it."""
+        return self._names_of(Fate.RESULT, Fate.DAMAGED)
 
     @property
     def originals(self) -> tuple[str, ...]:
@@ -121,12 +124,13 @@ class Slimmed:
     @property
     def is_whole(self) -> bool:
         """Whether all of ``names`` lead to the result, as it was written."""
-        return {self.fates[name] for name in self.names} == {Fate.RESULT}
+        return {self.fates[name] for name in self.names} == {_RESULT}
 
     @property
-    def another(self) -> Fate | None:
-        """What another file is that took its place; None: none did."""
-        return next((fate for fate in self.fates.values() if fate in _OTHERS), None)
+    def another(self) -> str | None:
+        """Why it is not ours any more; None: it is."""
+        found = (why for fate, why in self.fates.values() if fate is Fate.ANOTHER)
+        return next((why or "another file took its place since" for why in found), None)
 
     @property
     def is_past(self) -> bool:
@@ -139,8 +143,7 @@ class Slimmed:
             return not self.results
         if may_be_kept(self.entry):
             return False
-        is_uninstalled = Fate.UNINSTALLED in self.fates.values()
-        return self.another is not None or self.entry.spare is None or is_uninstalled
+        return self.another is not None or self.entry.spare is None
 
 
 def find_slimmed(tree: Tree, manifest: SlimManifest, *, by_digest: bool) -> Iterator[Slimmed]:
@@ -154,11 +157,11 @@ def find_slimmed(tree: Tree, manifest: SlimManifest, *, by_digest: bool) -> Iter
         if not tree.covers(entry.names):
             continue
         if not by_digest and all(_is_result(tree, name, entry) for name in entry.names):
-            yield Slimmed(key, entry, dict.fromkeys(entry.names, Fate.RESULT), entry.sha256)
+            yield Slimmed(key, entry, dict.fromkeys(entry.names, _RESULT), entry.sha256)
             continue
         found = Slimmed(key, entry, {n: fate_of(tree, n, entry) for n in entry.names}, None)
-        groups = filter(None, map(tree.group_of, found.results))
-        yield replace(found, sha256=next(map(tree.digest, groups), None))
+        digests = [tree.digest(group) for group in filter(None, map(tree.group_of, found.results))]
+        yield replace(found, sha256=None if None in digests else next(iter(digests), None))
 
 
 def _is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
@@ -188,7 +191,7 @@ def find_unlisted(tree: Tree, manifest: SlimManifest) -> tuple[list[Slimmed], di
         except NegativaError as e:
             lost[group] = str(e)
         else:
-            fates = dict.fromkeys(group.names, Fate.RESULT)
+            fates = dict.fromkeys(group.names, _RESULT)
             found.append(Slimmed(group.name, entry, fates, entry.sha256))
     return found, lost
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import functools
 import os
 import re
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, OptionError, StoreError, refusing
+from pytest_negativa.errors import FormatError, OptionError, StoreError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import ET_DYN
 from pytest_negativa.gpucode.library import has_gpu_code
@@ -215,7 +214,9 @@ class Tree:
         # hashlib lets other threads work meanwhile.
         pool = concurrent.futures.ThreadPoolExecutor(jobs)
         try:
-            return dict(zip(groups := [*groups], pool.map(self.digest, groups), strict=True))
+            # The largest first, so that none is left to be hashed alone at the end.
+            groups = sorted(groups, key=lambda group: -group.size)
+            return dict(zip(groups, pool.map(self.digest, groups), strict=True))
         finally:
             # A user who interrupts should not wait for large files.
             pool.shutdown(wait=False, cancel_futures=True)
@@ -332,7 +333,7 @@ def scan_folder(folder: Path, wanted: Set[tuple[int, int]] | None = None) -> Tre
         if hidden and _TEMPORARY.fullmatch(name[name.rfind("/") + 1 :]):
             leftovers.append(root / name)
         # The manifest, which is JSON, can't have other names.
-        elif (wanted is None or inode in wanted) and utf8(name) == name:
+        elif (wanted is None or inode in wanted) and (name.isascii() or utf8(name) == name):
             found.setdefault(inode, (status, []))[1].append(name)
         if name.endswith(_METADATA_ENDS) and _METADATA.search(name) is not None:
             sites.add(root.joinpath(name).parents[1])
@@ -364,15 +365,17 @@ def _walk(
         metadata[folder] = [n for n in (*folders, *files) if n.endswith(METADATA_SUFFIXES)]
         # __pycache__ has half of the files and no libraries.
         folders[:] = [name for name in folders if deep and name != "__pycache__"]
-        for path in (os.path.join(folder, name) for name in files):
-            # Another process may remove files meanwhile.
-            with refusing(path, "listed"), contextlib.suppress(FileNotFoundError):
+        for path in map(os.path.join(folder, "").__add__, files):
+            try:
                 status = os.lstat(path)
-                if stat.S_ISREG(status.st_mode):
-                    yield path[start:], status
+            except OSError as e:
+                _refuse_unlisted(e)
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield path[start:], status
 
 
 def _refuse_unlisted(error: OSError) -> None:
-    # Another process may remove folders meanwhile.
+    # Another process may remove files and folders meanwhile.
     if not isinstance(error, FileNotFoundError):
         raise StoreError(f"{error.filename}: cannot be listed: {error.strerror}")

@@ -49,7 +49,7 @@ from pytest_negativa.slimming.recipes import (
 )
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
 from pytest_negativa.slimming.slimmed import (
-    Fate,
+    UNREADABLE,
     Slimmed,
     find_slimmed,
     find_unlisted,
@@ -192,8 +192,8 @@ def task_of(tree: Tree, library: Slimmed, recipe: Recipe) -> Task:
         ReconstructError: the original is lost, or what is there can't be read.
     """
     entry, names = library.entry, library.names or library.entry.names
-    if Fate.UNREADABLE in library.fates.values():
-        raise ReconstructError(Fate.UNREADABLE.value)
+    if library.results and library.sha256 is None:
+        raise ReconstructError(UNREADABLE)
     found = [tree.root / name for name in library.originals[:1]]
     source = found[0] if found else kept_original(tree.root, entry)
     here = tree.root / names[0]
@@ -331,7 +331,7 @@ class WorkList:
         for group in [group for group, digest in found.items() if digest is None]:
             self.unread.add(group.size)
             self.take(group)
-            self.add_unchanged(group.name, SlimStatus.FAILED, group.size, Fate.UNREADABLE.value)
+            self.add_unchanged(group.name, SlimStatus.FAILED, group.size, UNREADABLE)
         return found
 
 
@@ -353,9 +353,7 @@ def find_work(
     searched = lock is None or bool(request.devices) or request.drop_never_loaded
     for tree in (journal.tree for journal in journals):
         tree.searched, tree.hashed = searched, sizes
-        # The largest first, so that none is left to be hashed alone at the end.
-        largest_first = sorted(tree.groups, key=lambda group: -group.size)
-        tree.digests((g for g in largest_first if g.size in sizes), request.options.jobs)
+        tree.digests((g for g in tree.groups if g.size in sizes), request.options.jobs)
     folders = [WorkList(journal, request.options) for journal in journals]
     unmet = [] if lock is None else _match_lock(folders, lock, request.options)
     for folder in folders:
@@ -603,26 +601,23 @@ def find_originals(journal: Journal, options: SlimOptions) -> WorkList:
 
 def _row_away(tree: Tree, slimmed: Slimmed, options: SlimOptions) -> SlimRow | None:
     """The row of a library that is away; None: its original comes back."""
-    entry, after = slimmed.entry, 0
-    status, detail = SlimStatus.LEFT, _why_gone(tree, slimmed)
-    if slimmed.originals:
-        status = SlimStatus.WOULD_UNDO if options.dry_run else SlimStatus.UNDONE
-        detail, after = "it was back already", entry.original_size
-    elif slimmed.another is not None:
-        detail, after = slimmed.another.value, entry.size
-    if detail is None:
-        return None
-    return SlimRow(path=slimmed.key, status=status, before=entry.size, after=after, detail=detail)
-
-
-def _why_gone(tree: Tree, slimmed: Slimmed) -> str | None:
-    """The reason to leave a deleted library away; None: its package is there."""
     entry = slimmed.entry
-    if Fate.UNINSTALLED in slimmed.fates.values():
-        return Fate.UNINSTALLED.value
-    if any(is_reinstalled(entry, tree.records(name)) for name in entry.names):
-        return "it is no longer there, and RECORD has the digest of another file"
+    if slimmed.originals:
+        return SlimRow(
+            path=slimmed.key,
+            status=SlimStatus.WOULD_UNDO if options.dry_run else SlimStatus.UNDONE,
+            before=entry.size,
+            after=entry.original_size,
+            detail="it was back already",
+        )
     places = [tree.root / name for name in entry.names]
     ours = all(one.parent.is_dir() and one.parent.resolve() == one.parent for one in places)
-    is_back = not ours or any(map(os.path.lexists, places)) or entry.original is None
-    return Fate.GONE.value if is_back else None
+    if slimmed.another is not None:
+        detail = slimmed.another
+    elif any(is_reinstalled(entry, tree.records(name)) for name in entry.names):
+        detail = "it is no longer there, and RECORD has the digest of another file"
+    elif not ours or any(map(os.path.lexists, places)) or entry.original is None:
+        detail = "it is no longer there"
+    else:
+        return None
+    return SlimRow.unchanged(slimmed.key, SlimStatus.LEFT, entry.size, detail)

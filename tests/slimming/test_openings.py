@@ -28,15 +28,16 @@ SPARE, TRACE = ["--spare", "spares"], ["--cpu-pages", "cpu.json"]
 
 # What a program that gets a library's path does with it, Python doesn't tell: it counts as one.
 _COUNTING = """
-import collections, json, os, sys
+import collections, json, os, sys, threading
 from pathlib import Path
 from pytest_negativa.__main__ import main
 
 root, log, *options = sys.argv[1:]
-opened, listed = collections.Counter(), collections.Counter()
+opened, listed, in_threads = (collections.Counter() for _ in range(3))
 def count(event, args):
     if event == "open" and isinstance(args[0], str):
         opened[args[0]] += 1
+        in_threads[args[0]] += threading.current_thread() is not threading.main_thread()
     elif event == "subprocess.Popen":
         opened.update(map(str, args[1]))
     elif event in ("os.scandir", "os.listdir"):
@@ -46,7 +47,7 @@ sys.argv = ["negativa", "slim", *options, root]
 try:
     main()
 finally:
-    Path(log).write_text(json.dumps([opened, listed]))
+    Path(log).write_text(json.dumps([opened, listed, in_threads]))
 """
 
 
@@ -57,7 +58,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def slim(site: Path, log: Path, *options: str) -> list[dict[str, Any]]:
-    """Slim, check or undo; counts by path below the site: of openings of files, of listings."""
+    """Slim, check or undo; by path below the site: openings, listings, openings in threads."""
     command = [sys.executable, "-c", _COUNTING, str(site), str(log), *options]
     subprocess.run(command, check=True, capture_output=True, cwd=log.parent)
     return [
@@ -109,7 +110,7 @@ def test_openings_for_facts_work_and_check_and_one_listing(
     trace(folder, tmp_path / "cpu.json")
     save_lock(site.lock, tmp_path / "both.lock")
     save_lock(lock_of(folder / ONE), tmp_path / "one.lock")
-    opened, listed = slim(folder, tmp_path / "log.json", *options, "--yes")
+    opened, listed, _ = slim(folder, tmp_path / "log.json", *options, "--yes")
     assert {name: opened[name] for name in slimmed} == dict.fromkeys(slimmed, 3)
     assert {opened[name] for name in {ONE, TWO, PAGES, HOST}.difference(slimmed)} == {1}
     assert listed[str(folder)] == listed["gpu/lib"] == 1
@@ -121,8 +122,17 @@ def test_openings_of_slimmed_libraries(site: Made, tmp_path: Path) -> None:
     again = [*ARCH, *SPARE, "--yes"]
     slim(folder, tmp_path / "log.json", *again)
     for options, most in ((again, 1), (["check"], 2), (["undo", "--yes"], 2)):
-        opened, _ = slim(folder, tmp_path / "log.json", *options)
+        opened, *_ = slim(folder, tmp_path / "log.json", *options)
         assert {opened[ONE], opened[TWO]} == {most}, options
+
+
+def test_check_reads_record_files_before_there_are_threads(site: Made, tmp_path: Path) -> None:
+    """Each thread would read all of them, and hold up those that hash."""
+    folder = site.folder.resolve()
+    slim(folder, tmp_path / "log.json", *ARCH, "--no-way-back", "--yes")
+    record = f"{site.info.name}/RECORD"
+    opened, _, in_threads = slim(folder, tmp_path / "log.json", "check")
+    assert (opened[record], in_threads[record], in_threads[ONE]) == (1, 0, 1)
 
 
 @pytest.mark.slow

@@ -137,6 +137,30 @@ def test_a_library_that_cannot_be_read_keeps_its_way_back(foreign: Made, command
     assert digests(foreign.folder) == before
 
 
+@needs_compiler
+def test_a_second_name_that_cannot_be_read_is_not_replaced(foreign: Made) -> None:
+    """The first leads to the result."""
+    second = foreign.one.with_name("second.so")
+    os.link(foreign.one, second)
+    options = replace(FAST, spare=SpareTarget(foreign.folder.with_name("spares")))
+    request = SlimRequest(paths=(foreign.folder,), lock=foreign.lock, options=options)
+    # Root's Python may be closed to others, so this imports what they need.
+    slim_trees(request)
+    undo_trees((foreign.folder,))
+    shutil.rmtree(foreign.folder.with_name("spares"))
+    with not_root():
+        slim_trees(request)
+        content = second.read_bytes()
+        second.unlink()
+        second.write_bytes(content)
+        second.chmod(0)
+        [row] = [row for row in undo_trees((foreign.folder,)) if row.path == ONE]
+        assert (row.status, row.detail) == (SlimStatus.FAILED, "it cannot be read")
+        second.chmod(0o644)
+        assert second.read_bytes() == content
+        assert statuses(undo_trees((foreign.folder,)))[ONE] is SlimStatus.UNDONE
+
+
 def fifo(path: Path) -> None:
     os.mkfifo(path)
 

@@ -67,7 +67,8 @@ class TestSlimmedBefore:
             original=None if original is None else str(original),
             spare=spare,
         )
-        fates = {NAMES[0]: Fate.RESULT, NAMES[1]: Fate.ORIGINAL if originals else Fate.GONE}
+        other = Fate.ORIGINAL if originals else Fate.GONE
+        fates = {NAMES[0]: (Fate.RESULT, None), NAMES[1]: (other, None)}
         return Slimmed(NAMES[0], entry, fates, "0" * 64)
 
     def test_in_the_same_way(self, tree: Tree) -> None:
