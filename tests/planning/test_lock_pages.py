@@ -93,7 +93,8 @@ def test_another_run_widens_and_never_takes_more() -> None:
     assert locked(unwatched).pages == ""
     came_back = replace(locked(lock), loaded=False)
     lock = replace(lock, libraries=(came_back,))
-    assert locked(with_cpu_code(lock, usage(library()), None, Place)).pages == ""
+    used = locked(with_cpu_code(lock, usage(library()), None, Place))
+    assert (used.pages, used.loaded) == ("", True)
 
 
 def proof(*rows: HostLibrary, found: HostLibrary | None, reasons: tuple[str, ...] = ()) -> CpuProof:

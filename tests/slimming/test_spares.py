@@ -22,11 +22,11 @@ from msgspec import structs
 from pytest_negativa.analysis.lock import widen_lock
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
-from pytest_negativa.errors import OptionError, ReconstructError
+from pytest_negativa.errors import OptionError, ReconstructError, StaleLibraryError
 from pytest_negativa.gpucode.elf_tables import EM_AARCH64
 from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.page_logs import read_misses
-from pytest_negativa.models.lock import Lock
+from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.slimming import SlimStatus
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.rebuild import rebuild_original
@@ -41,6 +41,7 @@ from pytest_negativa.slimming.spares import (
     find_spare,
     least_hole,
     note_of,
+    plan_cut,
     problem_of,
 )
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, scan
@@ -746,6 +747,13 @@ def test_cpu_code_that_came_back_stays(site: Made, tmp_path: Path) -> None:
     assert library.stat().st_size > cut
     shutil.rmtree(logs)
     assert not misses()
+
+
+def test_pages_of_another_file_than_the_lock_has_are_refused(site: Made) -> None:
+    """It was replaced after slim had found it by its digest."""
+    row = LockedLibrary(path=HOST, sha256="0" * 64, size=site.host.stat().st_size, pages="1")
+    with ByteSource(site.host) as source, pytest.raises(StaleLibraryError, match="another file"):
+        plan_cut(source, None, None, row)
 
 
 @needs_page_watch
