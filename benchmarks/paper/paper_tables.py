@@ -57,7 +57,7 @@ def render(benchmark: Benchmark, figures: Sequence[Figures]) -> str:
 
 _SIZES = (
     "File size: what compacted copies save of GPU code, and the untouched pages of CPU code, which "
-    "lie in spares after `slim --cpu-pages --spare`. CPU code: code and unwind tables, in pages of "
+    "lie in spares after `slim --lock --spare`. CPU code: code and unwind tables, in pages of "
     "4 KiB; reduced by those that the workload did not touch. Functions: those on untouched pages, "
     "so at least so many. Elements and GPU code: unused ones. All libraries but libc and the "
     "program count for CPU code, those with GPU code for the others."

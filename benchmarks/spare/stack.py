@@ -156,25 +156,25 @@ class Stack:
                 cpu = ["pytest_negativa", "trace", "--cpu", "--"]
                 traced = [*cpu, sys.executable, "-m", "pytest", "-q"]
             self.call("trace", *traced, check=False)
-        if not self.arguments.arch and not (self.suite / "negativa.lock").exists():
+        if not (self.suite / "negativa.lock").exists():
             self.call("lock", "pytest_negativa", "lock", "--unproved")
         self.copy(self.original)
-        self.slim_copy(self.slim, run)
+        self.slim_copy(self.slim)
         return run.resolve()
 
-    def slim_copy(self, target: Path, run: Path, *more: str) -> None:
+    def slim_copy(self, target: Path, *more: str) -> None:
         done = target.with_suffix(".slimmed")
         if done.exists():
             return
         target.with_suffix(".copied").unlink(missing_ok=True)
         self.copy(target)
-        words = ["--lock", str(self.suite / "negativa.lock"), "--spare-never-loaded"]
-        if self.arguments.arch:
-            words = ["--arch", self.arguments.arch]
+        arch = self.arguments.arch
+        how = ["--arch", arch] if arch else ["--spare-never-loaded"]
+        words = ["--lock", str(self.suite / "negativa.lock"), *how]
         spares = target.with_name(f"{target.name}-spares")
         text = self.call(
             f"slim-{target.name}", "pytest_negativa", "slim", *words, "--spare", spares,
-            "--cpu-pages", run, *more, "--yes", target, check=False,
+            *more, "--yes", target, check=False,
         )  # fmt: skip
         print(*text.splitlines()[-6:], sep="\n")
         done.touch()
@@ -214,7 +214,7 @@ def part_sizes(stack: Stack) -> Iterator[tuple[str, str]]:
     run = stack.prepare()
     yield from sizes("2,500 holes", stack.original, stack.slim, run)
     every = stack.folder / "all-holes"
-    stack.slim_copy(every, run, "--spare-holes", "1000000")
+    stack.slim_copy(every, "--spare-holes", "1000000")
     yield from sizes("all holes", stack.original, every, run)
 
 

@@ -200,9 +200,8 @@ class _Project:
         subprocess.run(["cp", "-a", *found, site], check=True)
         size = _size(site)
         self._negativa("lock", "--unproved", "--output", lock)
-        run = RunsFolder(self._runs).latest
-        pages = "--cpu-pages", run, "--spare", spare, "--spare-never-loaded"
-        slim = self._negativa("slim", "--yes", "--lock", lock, *pages, site)
+        spared = "--spare", spare, "--spare-never-loaded"
+        slim = self._negativa("slim", "--yes", "--lock", lock, *spared, site)
         facts = {
             "project": following.name,
             "slim_seconds": slim["seconds"],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -23,6 +23,7 @@ from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_library, read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.hostcode.gather import gather, unite
 from pytest_negativa.installed.owners import Owners
 from pytest_negativa.installed.sites import find_code_distributions
 from pytest_negativa.models.code_files import WatchedFiles
@@ -30,25 +31,39 @@ from pytest_negativa.models.library import LibraryIdentity, LibraryMap, Scope
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary, seal
 from pytest_negativa.models.plan import KeepReason, LibraryPlan, may_be
 from pytest_negativa.models.settings import Granularity, Settings
-from pytest_negativa.models.spans import PAGE_SIZE, around, covers
+from pytest_negativa.models.spans import (
+    PAGE_SIZE,
+    around,
+    covers,
+    minus,
+    pages_in_words,
+    round_up,
+    size,
+)
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, Role, TracedLibrary, Usage
 from pytest_negativa.planning.keep_needed import keeps_more
 from pytest_negativa.planning.lock import (
-    lock_or_leave,
     make_lock,
     plan_from_lock,
     widen_library,
+    with_cpu_code,
 )
 from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.tree import soname_of
 from pytest_negativa.spare.misses import Misses
-from pytest_negativa.storage.results import load_planned, load_usage, load_verdict
+from pytest_negativa.storage.results import (
+    load_opened,
+    load_planned,
+    load_usage,
+    load_verdict,
+)
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.merge import merge_when_ended
 
 
-def lock_run(run: Run, settings: Settings, *, unproved: bool) -> tuple[Lock, list[LeftOut]]:
-    """The lock of a run, and the files that are GPU code which it leaves out.
+def lock_run(run: Run, settings: Settings, *, unproved: bool) -> Lock:
+    """The lock of a run.
 
     Args:
         unproved: see ``make_lock``.
@@ -59,8 +74,13 @@ def lock_run(run: Run, settings: Settings, *, unproved: bool) -> tuple[Lock, lis
     """
     if (reason := run.partial_reason) is not None:
         raise StoreError(f"{run}: not locked: {reason}; combine runs of all shards")
-    planned, verdict = load_planned(run), load_verdict(run)
+    host, verdict = gather(run), load_verdict(run)
+    planned = load_planned(run) if host is None or run.plan_files() else ()
     unplanned, incomplete = _find_unplanned(load_usage(run), [one.plan.library for one in planned])
+    for lack in () if host is None else host.incomplete[:1]:
+        if not planned:
+            raise StoreError(f"{run}: not locked: {lack}; trace again")
+        unplanned.append(LeftOut(path="CPU code", reason=f"{lack}; trace again"))
     place_of = partial(Owners().from_folder, folder=Path.cwd())
     try:
         lock = make_lock(
@@ -70,19 +90,16 @@ def lock_run(run: Run, settings: Settings, *, unproved: bool) -> tuple[Lock, lis
             place_of,
             unplanned=unplanned,
             incomplete=incomplete,
-            unproved=unproved,
+            unproved=unproved or not planned,
             include=settings.libraries.include,
             exclude=(*settings.libraries.exclude, *settings.keep.libraries),
         )
     except ReconstructError as e:
         ways = f"{next_command(run)}, or negativa lock --unproved"
         raise ReconstructError(f"{e}; next: {ways}") from e
-    of_files = (
-        lock_or_leave(one, verdict, place_of(one.plan.library.path), unproved=unproved)
-        for one in planned
-        if one.plan.is_files
-    )
-    return lock, [row for row in of_files if isinstance(row, LeftOut)]
+    if host is None or host.incomplete:
+        return lock
+    return with_cpu_code(lock, host, None if verdict is None else verdict.cpu, place_of)
 
 
 def _find_unplanned(
@@ -140,25 +157,15 @@ def _why_unplanned(path: Path) -> str | None:
 _USED = "used outside of the run that was proved"
 
 
-@dataclass(frozen=True, slots=True)
-class Widened:
-    """A lock that keeps more.
-
-    Attributes:
-        lock: sealed.
-        added: by path of the library, how many elements and frames it keeps more, or more of.
-        not_locked: names of libraries with misses that the lock doesn't have.
-        files: by path of the lock, how many files it keeps more; None: all, as nothing tells which.
-    """
-
-    lock: Lock
-    added: dict[str, int]
-    not_locked: tuple[str, ...]
-    files: Mapping[str, int | None] = field(default_factory=dict)
+Added: TypeAlias = dict[tuple[str, str], int | None]
+"""By path and kind (``element``, ``page``, ``file``): how many of them a library or a distribution
+keeps more, or more of; None: all, as nothing tells which."""
 
 
-def widen_lock(lock: Lock, logs: Sequence[Misses], places: Sequence[Path]) -> Widened:
-    """Keep the GPU code that came back.
+def widen_lock(lock: Lock, logs: Sequence[Misses], places: Sequence[Path]) -> tuple[Lock, Added]:
+    """A sealed lock that keeps the GPU code and the pages that came back, and what it keeps more.
+
+    Of a library that the lock doesn't have, all pages left but for those that came back.
 
     Args:
         lock: what was proved.
@@ -169,35 +176,61 @@ def widen_lock(lock: Lock, logs: Sequence[Misses], places: Sequence[Path]) -> Wi
         NegativaError: the original of a library is not there, or does not fit the lock.
     """
     missed = {misses.original.hex(): misses for misses in logs if misses.pages}
+    known = {row.sha256 for row in lock.libraries}
+    new = (_never_loaded(misses) for digest, misses in missed.items() if digest not in known)
+    lock = replace(lock, libraries=(*lock.libraries, *new))
     libraries = libraries_in(places, {misses.name for misses in missed.values()})
-    rows = [_widen(row, missed[row.sha256], libraries) if row.sha256 in missed else row
-            for row in lock.libraries]  # fmt: skip
-    locked = {row.sha256 for row in lock.libraries}
-    not_locked = tuple(m.name for digest, m in missed.items() if digest not in locked)
-    return Widened(*_sealed(lock, rows), not_locked)
+    rows = (
+        _widen(row, missed[row.sha256], libraries) if row.sha256 in missed else row
+        for row in lock.libraries
+    )
+    return _widened(lock, replace(lock, libraries=tuple(rows)))
 
 
-def _sealed(lock: Lock, rows: Sequence[LockedLibrary]) -> tuple[Lock, dict[str, int]]:
-    """A lock with other rows for its libraries; and how much more of each library it keeps."""
-    both = zip(lock.libraries, rows, strict=True)
-    added = {new.path: len({*new.kept} - {*old.kept}) for old, new in both if new != old}
-    return seal(replace(lock, libraries=tuple(rows))), added
+def _never_loaded(misses: Misses) -> LockedLibrary:
+    """The row of a library that came back in part, as if nothing of it had."""
+    return LockedLibrary(
+        path=misses.name,
+        sha256=misses.original.hex(),
+        size=misses.original_size,
+        pages=pages_in_words([(0, round_up(misses.original_size, PAGE_SIZE))]),
+        loaded=False,
+    )
 
 
-def widen_by_use(
-    lock: Lock, usage: Usage, settings: Settings, opened: Collection[WatchedFiles] = ()
-) -> Widened:
-    """Keep the GPU code that other runs used, such as samples of a service.
+def _widened(before: Lock, after: Lock) -> tuple[Lock, Added]:
+    now = {row.sha256: row for row in (*after.libraries, *after.files)}
+    added: Added = {}
+    for what, rows in (("element", before.libraries), ("file", before.files)):
+        for old in rows:
+            new = now.get(old.sha256)
+            added[old.path, what] = None if new is None else len({*new.kept} - {*old.kept})
+            pages = 0 if new is None else (size(old.spans) - size(new.spans)) // PAGE_SIZE
+            added[old.path, "page"] = pages
+    return seal(after), {key: count for key, count in added.items() if count != 0}
+
+
+def widen_by_use(lock: Lock, runs: Sequence[Run], settings: Settings) -> tuple[Lock, Added]:
+    """A sealed lock that keeps what other runs used, such as samples of a service; what is added.
 
     Args:
         lock: what was proved.
-        usage: of these runs. What it may lack keeps code, except that samples lack anything.
+        runs: what their traces may lack keeps GPU code, except that samples lack anything.
         settings: what to keep besides, and where maps are cached.
-        opened: which files that are GPU code those runs opened that watched it.
 
     Raises:
         NegativaError: a library of the lock was used and is not here, or does not fit the lock.
     """
+    touched = unite([pages for run in runs if (pages := gather(run)) is not None])
+    place_of = partial(Owners().from_folder, folder=Path.cwd())
+    # A lock without a trace of CPU code takes none of it.
+    more = lock if lock.cpu is None else with_cpu_code(lock, touched, None, place_of)
+    runs = [run for run in runs if run.trace_files() or not run.has_pages]
+    traces = [trace for run in runs for trace in run.require_traces()]
+    if not traces:
+        return _widened(lock, more)
+    usage = merge_when_ended(lambda: traces)
+    opened = [files for run in runs for files in load_opened(run)]
     children = (
         replace(process, header=replace(process.header, role=Role.CHILD))
         if process.header.role is Role.SAMPLE
@@ -210,18 +243,12 @@ def widen_by_use(
     plans = [one.plan for one in analyze(usage, settings).libraries]
     _require_here(lock, usage, {plan.library.path for plan in plans})
     used = {plan.library.sha256: plan for plan in plans}
-    rows = [
-        _widen_by_plan(row, used[row.sha256]) if row.sha256 in used else row
-        for row in lock.libraries
-    ]
+    rows = (
+        _widen_by_plan(row, used[row.sha256]) if row.code_sha256 and row.sha256 in used else row
+        for row in more.libraries
+    )
     files = tuple(widen_files(lock.files, usage, opened, sys.path))
-    kept = {one.sha256: one.kept_elements for one in files}
-    more_files = {
-        one.path: kept[one.sha256] - one.kept_elements if one.sha256 in kept else None
-        for one in lock.files
-        if kept.get(one.sha256) != one.kept_elements
-    }
-    return Widened(*_sealed(replace(lock, files=files), rows), (), more_files)
+    return _widened(lock, replace(more, libraries=tuple(rows), files=files))
 
 
 def widen_files(
@@ -271,9 +298,9 @@ def _require_here(lock: Lock, usage: Usage, here: Collection[str]) -> None:
     for used in usage.libraries:
         library = used.library
         may_be = (
-            library.sha256 in {row.sha256 for row in lock.libraries}
+            library.sha256 in {row.sha256 for row in lock.gpu_libraries}
             if library.sha256 is not None
-            else library.size in {row.size for row in lock.libraries}
+            else library.size in {row.size for row in lock.gpu_libraries}
         )
         if used.images and may_be and library.path not in here:
             raise StoreError(
@@ -305,6 +332,9 @@ def _map_of(locked: LockedLibrary, source: ByteSource, path: str) -> LibraryMap:
 
 
 def _widen(locked: LockedLibrary, misses: Misses, libraries: Sequence[Path]) -> LockedLibrary:
+    locked = replace(locked, pages=pages_in_words(minus(locked.spans, misses.ranges())))
+    if locked.code_sha256 is None:
+        return locked
     with open_original(misses, libraries) as (path, source):
         # A wrong header would hide code that came back.
         if source.sha256() != locked.sha256:

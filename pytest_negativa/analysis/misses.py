@@ -12,13 +12,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.errors import (
-    FormatError,
     NegativaError,
     ReconstructError,
 )
 from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
 from pytest_negativa.gpucode.library import add_contents, map_library
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.gpucode.source import ByteSource, read_fact
 from pytest_negativa.gpucode.workers import LocalProcesses, Lost, run_tasks
 from pytest_negativa.hostcode.functions import FunctionTable
 from pytest_negativa.installed.libraries import find_libraries
@@ -32,7 +31,6 @@ from pytest_negativa.models.listing import (
 from pytest_negativa.rewriting.compact.rebuild import OriginalSource, read_note
 from pytest_negativa.slimming.spares import find_spare
 from pytest_negativa.spare.misses import Misses
-from pytest_negativa.spare.note import Note
 
 _place = partial(MissedCode, pages=0, misses=0)
 _UNWIND_TABLES = (".eh_frame", ".gcc_except_table")
@@ -109,7 +107,7 @@ def open_original(misses: Misses, libraries: Sequence[Path]) -> Iterator[tuple[P
         if path.name != misses.name:
             continue
         with ByteSource(path) as library:
-            note = _note_of(library)
+            note = read_fact(path, read_note)
             if note is not None and note.original == misses.original:
                 with ByteSource(find_spare(path)) as spare:
                     yield path, OriginalSource(library, spare)
@@ -125,13 +123,6 @@ def open_original(misses: Misses, libraries: Sequence[Path]) -> Iterator[tuple[P
         f"{misses.name}: the library with this content (SHA-256 {misses.original.hex()[:12]}...) "
         "is not there, slimmed or not; name its folder: negativa misses FOLDER"
     )
-
-
-def _note_of(library: ByteSource) -> Note | None:
-    try:
-        return read_note(library)
-    except FormatError:
-        return None
 
 
 def _counts(misses: Misses) -> MissedLibrary:

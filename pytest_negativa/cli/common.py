@@ -311,7 +311,7 @@ def fail_for_limits(crossed: Sequence[str], status: int = 0) -> None:
         click.get_current_context().exit(ExitStatus.FAILED)
 
 
-def show_proof(lock: Lock) -> None:
+def show_proof(lock: Lock, *, takes_cpu_code: bool = True) -> None:
     """Tell what a lock doesn't rest on."""
     doubts = [
         (row.path, row.not_proved)
@@ -323,6 +323,13 @@ def show_proof(lock: Lock) -> None:
     elif doubts:
         more = "".join(and_more(len(doubts), 1, " (and {} more)"))
         print_warning(f"NOT PROVED in this lock: {': '.join(doubts[0])}{more}")
+    cpu = lock.cpu if takes_cpu_code else None
+    if cpu is not None and cpu.not_proved and cpu.not_proved != lock.proof.not_proved:
+        print_warning(f"CPU code of this lock is NOT PROVED: {'; '.join(cpu.not_proved)}")
+    for note in () if cpu is None else cpu.notes:
+        print_warning(note)
+    if lock.cpu is not cpu:
+        show("negativa: CPU code of the lock leaves with --spare alone: all of it stays", err=True)
 
 
 def as_words(paths: Sequence[Path]) -> str:

@@ -55,7 +55,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Ship": {
         "verify": ("verify", "Run COMMAND on copies without unused GPU code."),
         "lock": ("lock", "Lock what a run proved, for machines without a GPU."),
-        "slim": ("slim", "Remove unused GPU code from installed libraries."),
+        "slim": ("slim", "Remove unused code from installed libraries."),
         "slim check": ("slim", "Check that slimmed libraries are still what slim wrote."),
         "slim undo": ("slim", "Put back the originals."),
         "misses": ("misses", "Show what came back to libraries that were slimmed with a spare."),

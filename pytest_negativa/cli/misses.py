@@ -104,7 +104,7 @@ def misses(
     with Progress("reading libraries") as progress:
         report = report_misses(found, folders, top=0 if as_json else top, on_done=progress.update)
     then = f"negativa slim check {as_words(folders)}"
-    if Path(LOCK).is_file() and any(one.arch for row in report.rows for one in row.code):
+    if Path(LOCK).is_file() and report.rows:
         added = " ".join(f"--add-misses {as_words([log])}" for log in places)
         then = f"negativa lock {added} {as_words(folders)}"
     if as_json:

@@ -13,7 +13,6 @@ import click
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.common import (
     ARCH_LIST,
-    EXISTING,
     JOBS,
     LOCK,
     LOCK_FILE,
@@ -27,7 +26,6 @@ from pytest_negativa.cli.common import (
     encode_json,
     fail_for,
     parse_devices,
-    runs_of,
     say_next,
     settings_of,
     show,
@@ -35,8 +33,6 @@ from pytest_negativa.cli.common import (
 )
 from pytest_negativa.cli.main import ended_by_signals
 from pytest_negativa.errors import ExitStatus, OptionError, UnknownArch, did_you_mean
-from pytest_negativa.hostcode.gather import load_touched
-from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.archive_kinds import is_package
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.sizes import format_bytes
@@ -98,7 +94,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 @click.option("--strip-others", is_flag=True, help="Strip also libraries that lose no GPU code.")
 @click.option("--no-strip", is_flag=True, help="Keep symbol tables and debug information.")
 @click.option(
-    "--require", is_flag=True, help="Do nothing unless all libraries of the lock are there."
+    "--require", is_flag=True, help="Do nothing unless all GPU libraries of the lock are there."
 )
 @click.option(
     "--target",
@@ -126,25 +122,12 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 )
 @click.option("--no-way-back", is_flag=True, help="Keep neither originals nor a spare.")
 @YES
-@click.option(
-    "--cpu-pages",
-    metavar="RUN",
-    help="Put CPU code and data there, too, that this run never used.",
-)
-@click.option(
-    "--add-misses",
-    "logs",
-    multiple=True,
-    type=EXISTING,
-    metavar="LOG",
-    help="Keep code that came back, too (see negativa misses).",
-)
 @_dry_run
 @JOBS
 @as_json_option("slim")
 @click_options("remove", "reports.top")
 def slim(as_json: bool, **flags: Any) -> None:
-    """Remove unused GPU code from installed libraries.
+    """Remove unused code from installed libraries.
 
     Their files get smaller. PATH is a site-packages folder, another folder (a venv, a conda
     prefix), a library, or a wheel or conda package (with --target). By default, it is
@@ -155,25 +138,24 @@ def slim(as_json: bool, **flags: Any) -> None:
     terminal, slim asks before it changes PATH. Where negativa itself is installed, slim leaves
     libcupti and the libraries that negativa needs as they are.
 
-    A lock (see negativa lock) or --arch says what stays. slim finds the libraries of a lock by
-    digest. With both, --arch applies to the other libraries of the lock's distributions and of
-    the distributions that these require. So do --drop-never-loaded and --strip-others. slim
+    A lock (see negativa lock) or --arch says what GPU code stays. slim finds the libraries of a
+    lock by digest. With both, --arch applies to the other libraries of the lock's distributions and
+    of the distributions that these require. So do --drop-never-loaded and --strip-others. slim
     changes no other files, except RECORD, and lists what it did in negativa-slim.json. Without
     --spare, it also removes cubin, fatbin and PTX files: those that the lock has as unused or, with
     --arch and without a lock, that no such GPU can load. Run undo before you uninstall a
     distribution: pip leaves the added files.
 
     With --spare, removed code lies in a spare and comes back when a program uses it: see
-    negativa help spares. The library looks for its spare in DIR, then beside itself, then in
-    NEGATIVA_SPARE_DIR. Without its spare the library can't be loaded, and the error names the
-    spare. A library that has a spare is slimmed anew only with --spare or --keep-originals.
-    RUN is a run that was traced with --cpu or --negativa-cpu (its id, folder or URL), or its
-    cpu.json. LOG is
-    a log of what came back, or a folder of logs. --spare-never-loaded concerns all libraries of
-    PATH that neither the lock nor RUN knows by content or name. Their code comes back, too, so the
-    lock need not be proved. --remove moves whole libraries (GLOB: path, file name, soname,
-    dist:NAME) that no process of RUN opened. A program that needs one fails, and the error names
-    its spare and the command that brings it back.
+    negativa help spares. So do CPU code and data that the run of the lock never used, if it
+    was traced with --cpu or --negativa-cpu. The library looks for its spare in DIR, then beside
+    itself, then in NEGATIVA_SPARE_DIR. Without its spare the library can't be loaded, and the error
+    names the spare. A library that has a spare is slimmed anew only with --spare or
+    --keep-originals. --spare-never-loaded concerns all libraries of PATH that the lock does not
+    know by content or name. Their code comes back, too, so the lock need not be proved. --remove
+    moves whole libraries (GLOB: path, file name, soname, dist:NAME) that no process of a run with
+    CPU code opened. A program that needs one fails, and the error names its spare and the command
+    that brings it back.
 
     As root, slim refuses folders that other users can write to, unless NEGATIVA_NO_OTHER_USERS=1
     says that nobody else can get in, as in an image build.
@@ -195,14 +177,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     was nothing to work on; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     settings = settings_of(flags)
-    request = _request(
-        SimpleNamespace(
-            **flags, runs=runs_of(settings), remove=settings.remove, keep=settings.keep.libraries
-        )
-    )
-    if settings.remove and (request.options.spare is None or request.options.spare.loaded is None):
-        where = settings.sources["remove"]
-        print_warning(f"{where}: remove moves no library without --spare and --cpu-pages")
+    request = _request(SimpleNamespace(**flags, settings=settings))
     is_copy = request.target is not None or any(map(is_package, request.paths))
     if not (is_copy or request.options.dry_run):
         _check_change(request, no_way_back=flags["no_way_back"], yes=flags["yes"])
@@ -331,23 +306,6 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             "--spare: symbol tables and debug information go into the spare with the code; leave "
             "out --no-strip",
         ),
-        (
-            flags.logs,
-            flags.cpu_pages is not None or flags.spare_never_loaded,
-            "--add-misses goes with --cpu-pages or --spare-never-loaded; for GPU code of a lock, "
-            "see negativa lock --add-misses",
-        ),
-        (
-            flags.cpu_pages,
-            flags.spare is not None,
-            "--cpu-pages goes with --spare, so that untouched CPU code can come back; you need not "
-            "ship the spares",
-        ),
-        (
-            flags.negativa_remove,
-            flags.cpu_pages is not None,
-            "--remove goes with --cpu-pages, whose run tells which libraries any process opened",
-        ),
         (flags.spare_holes, flags.spare is not None, "--spare-holes goes with --spare"),
         (flags.target, flags.keep_originals is None, "--target does not change the package"),
         (
@@ -357,10 +315,19 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
         ),
     )
     check_usage(*((given and not allowed, rule) for given, allowed, rule in contradictions))
-    aside = flags.keep_originals
+    lock = load_lock(flags.lock_file or Path(LOCK)) if by_lock else None
+    cpu = None if lock is None or flags.spare is None else lock.cpu
+    needed = "--spare and a lock with CPU code, whose run tells which libraries any process opened"
+    check_usage((flags.negativa_remove and cpu is None, f"--remove goes with {needed}"))
+    remove = flags.settings.remove if cpu is not None and not cpu.failed else ()
+    if flags.settings.remove and not remove:
+        print_warning(
+            f"{flags.settings.sources['remove']}: remove moves no library: it goes with {needed} "
+            "and whose tests all passed"
+        )
     return SlimRequest(
         paths=flags.paths or active_paths(or_own=False),
-        lock=load_lock(flags.lock_file or Path(LOCK)) if by_lock else None,
+        lock=lock,
         devices=_devices(flags.archs, force=flags.force_arch),
         keep_ptx=flags.keep_ptx,
         strip_others=flags.strip_others,
@@ -371,28 +338,18 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
         options=SlimOptions(
             strip=not flags.no_strip,
             dry_run=flags.dry_run,
-            keep_originals=None if aside is None else absolute(aside),
-            spare=None if flags.spare is None else _spare(flags),
+            keep_originals=flags.keep_originals and absolute(flags.keep_originals),
+            spare=None
+            if flags.spare is None
+            else SpareTarget(
+                absolute(flags.spare),
+                flags.spare_holes or MOST_HOLES,
+                remove,
+                flags.settings.keep.libraries,
+            ),
             jobs=flags.jobs or available_cores(),
         ),
     )
-
-
-def _spare(flags: SimpleNamespace) -> SpareTarget:
-    usage = None if flags.cpu_pages is None else load_touched(flags.cpu_pages, flags.runs)
-    for failure in () if usage is None else usage.failed:
-        print_warning(f"{failure}; CPU code that only such tests need comes from the spare")
-    for choice in () if usage is None else usage.chosen:
-        print_warning(f"{choice}; CPU code that only other tests need comes from the spare")
-    most_holes = flags.spare_holes or MOST_HOLES
-    remove = flags.remove
-    if remove and usage is not None and usage.failed:
-        print_warning("a test that failed may not have opened all that it needs: none goes whole")
-        remove = ()
-    policy = SpareTarget.of(
-        absolute(flags.spare), usage, most_holes=most_holes, remove=remove, keep=flags.keep
-    )
-    return policy.with_misses(read_misses(flags.logs))
 
 
 def _check_change(request: SlimRequest, *, no_way_back: bool, yes: bool) -> None:
@@ -414,7 +371,7 @@ def _check_change(request: SlimRequest, *, no_way_back: bool, yes: bool) -> None
 
 def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
     if request.lock is not None:
-        show_proof(request.lock)
+        show_proof(request.lock, takes_cpu_code=request.options.spare is not None)
     unchanged = request.options.dry_run or request.target is not None
     with (
         ended_by_signals(NOTHING if unchanged else GOES_ON),
@@ -475,7 +432,9 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
         return None
     # A distribution has a row for each site with another version of it.
     unmet = all(row.status in UNMET - {SlimStatus.SPARE_AWAY} for row in report.rows)
-    wanted = 0 if request.lock is None else len(request.lock.libraries) + len(request.lock.files)
+    wanted = (
+        0 if request.lock is None else len(request.lock.gpu_libraries) + len(request.lock.files)
+    )
     if unmet and len(report.rows) >= wanted > 0:
         return f"nothing of the lock is in {where}: is it the lock of another environment?"
     if report.rows:

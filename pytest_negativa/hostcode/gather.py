@@ -12,9 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -29,7 +28,6 @@ from pytest_negativa.hostcode.page_logs import (
     count_lost,
     read_page_logs,
 )
-from pytest_negativa.models.base import Record
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.hostcode import (
     FileKey,
@@ -41,9 +39,9 @@ from pytest_negativa.models.hostcode import (
 from pytest_negativa.models.spans import PAGE_SIZE, Span, intersection, minus, size, union
 from pytest_negativa.models.trace import LibraryUsage, Usage
 from pytest_negativa.settings.globs import PathRules
-from pytest_negativa.storage.records import load_record, write_record
+from pytest_negativa.storage.records import load_if_there, load_record, write_record
 from pytest_negativa.storage.results import load_digests, load_usage
-from pytest_negativa.storage.runs import Run, RunsFolder
+from pytest_negativa.storage.runs import Run
 
 UNWATCHED = (
     "its sections can't be read, its code is relocated or has restartable sequences, or another "
@@ -205,7 +203,7 @@ def _unite_libraries(group: Sequence[HostLibrary]) -> HostLibrary:
     )
 
 
-_T = TypeVar("_T", bound=Record)
+_WHAT = "a trace of CPU code", "trace again"
 
 
 def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
@@ -221,9 +219,7 @@ def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
         StoreError: a file can't be read or written.
     """
     if not run.page_log_files.exists():
-        if not run.host_usage_file.exists():
-            return None
-        return _load(run.host_usage_file, HostUsage)
+        return load_if_there(run.host_usage_file, HostUsage, *_WHAT)
     record = load_files(run)
     known = {f.file: f for f in (*known_files, *record.files)}
     processes = read_page_logs(run.page_logs)
@@ -276,7 +272,7 @@ def load_files(run: Run) -> HostFiles:
     Raises:
         StoreError: they can't be read, or the run has no logs.
     """
-    return _load(run.page_log_files, HostFiles)
+    return load_record(run.page_log_files, HostFiles, *_WHAT)
 
 
 def require_usage(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage:
@@ -292,21 +288,6 @@ def require_usage(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage:
             "negativa trace --cpu -- COMMAND"
         )
     return usage
-
-
-def load_touched(named: str, runs: RunsFolder) -> HostUsage:
-    """Pages that a run touched, or those in a file ``cpu.json``.
-
-    Args:
-        named: see ``RunsFolder.find``; or the file.
-
-    Raises:
-        OptionError: there is no such run.
-        StoreError: it has none, or they can't be read.
-    """
-    if Path(named).is_file():
-        return _load(Path(named), HostUsage)
-    return require_usage(runs.find(named))
 
 
 def combine(run: Run, parts: Sequence[Run], paths: PathRules) -> HostUsage | None:
@@ -332,10 +313,6 @@ def combine(run: Run, parts: Sequence[Run], paths: PathRules) -> HostUsage | Non
     )
     write_record(run.host_usage_file, usage)
     return usage
-
-
-def _load(path: Path, kind: type[_T]) -> _T:
-    return load_record(path, kind, "a trace of CPU code", "trace again")
 
 
 def with_pages(usage: Usage, run: Run) -> Usage:

@@ -440,7 +440,7 @@ def suite_of_lock(lock: Lock) -> Suite:
                 used=any(code.reason in _LOADED for code in library.kept),
                 unused_bytes=library.unused_bytes if library.not_proved is None else None,
             )
-            for library in lock.libraries
+            for library in lock.gpu_libraries
         ),
         nameless=frozenset(left.path.rpartition("/")[2] for left in lock.left_out),
         notes=() if lock.proof.proved else ("nothing in the lock was proved",),

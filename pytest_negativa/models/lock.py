@@ -1,4 +1,4 @@
-"""``negativa.lock``: libraries, kept code, left out ones, the proof, and the seal."""
+"""``negativa.lock``: libraries, kept GPU code, unused pages, left out ones, proofs, the seal."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ import msgspec
 from pytest_negativa.arch import SmArch
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.plan import KeepReason
+from pytest_negativa.models.spans import (
+    PAGE_SIZE,
+    Span,
+    intersection,
+    pages_in_words,
+    round_up,
+    spans_of_pages,
+)
 
 Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 """A digest in hex. The pattern is Python's, which checks it."""
@@ -57,10 +65,11 @@ class Place(Record, frozen=True, omit_defaults=True):
 
 
 class LockedLibrary(Place, frozen=True, kw_only=True, omit_defaults=True):
-    """A library and what of its GPU code is kept; all else of its GPU code is unused.
+    """A library, what of its GPU code is kept, and which of its pages are unused.
 
     Attributes:
         path, distribution, version: see ``Place``.
+        others: its other paths, as ``path`` is.
         soname, build_id: of the library, if it has them.
         sha256, size: of the file. Offsets are valid for exactly this content.
         devices: compute capabilities that the run was traced on.
@@ -69,24 +78,33 @@ class LockedLibrary(Place, frozen=True, kw_only=True, omit_defaults=True):
         trimmed_bytes: unused code within those that stay, unpacked.
         code_sha256: digest of where they all are, see ``code_digest`` in ``planning.lock``. A
             release that finds other elements in the file than the one that made the lock must not
-            take them for unused.
-        not_proved: why this library is here although it was not proved.
-        kept: by offset.
+            take them for unused. None: the lock knows nothing of its GPU code, so all of it stays.
+        not_proved: why its GPU code is here although it was not proved.
+        kept: by offset; all else of its GPU code is unused.
+        pages: pages of CPU code and data that no process touched, which may leave for a
+            spare: numbers of pages of 4 KiB, such as ``12-40 57``.
+        unwatched: why its pages could not be traced, so that none leaves.
+        loaded: False: no test loaded it. ``pages`` are those that may leave all the same, as they
+            did not come back when others did.
     """
 
+    others: tuple[str, ...] = ()
     soname: str | None = None
     build_id: str | None = None
     sha256: Sha256
     size: NonNegative
-    devices: tuple[str, ...]
-    elements: NonNegative
-    kept_elements: NonNegative
-    code_bytes: NonNegative
-    unused_bytes: NonNegative
+    devices: tuple[str, ...] = ()
+    elements: NonNegative = 0
+    kept_elements: NonNegative = 0
+    code_bytes: NonNegative = 0
+    unused_bytes: NonNegative = 0
     trimmed_bytes: NonNegative = 0
-    code_sha256: Sha256
+    code_sha256: Sha256 | None = None
     not_proved: str | None = None
-    kept: tuple[KeptCode, ...]
+    kept: tuple[KeptCode, ...] = ()
+    pages: str = ""
+    unwatched: str | None = None
+    loaded: bool = True
 
     def __post_init__(self) -> None:
         offsets = [code.offset for code in self.kept]
@@ -96,11 +114,35 @@ class LockedLibrary(Place, frozen=True, kw_only=True, omit_defaults=True):
             raise ValueError(f"kept: {len(offsets)} of {self.elements} elements")
         if offsets and offsets[-1] >= self.size:
             raise ValueError(f"kept: offset {offsets[-1]:#x} is behind the end of the file")
+        pages = intersection(self.spans, [(0, round_up(self.size, PAGE_SIZE))])
+        if pages_in_words(pages) != self.pages:
+            raise ValueError("pages: not ascending, or one is behind the end of the file")
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """``pages``, as file offsets."""
+        return spans_of_pages(self.pages)
 
     @property
     def name(self) -> str:
         """For people."""
         return self.path.rpartition("/")[2]
+
+
+class CpuCode(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Evidence on which the pages of a lock's libraries rest.
+
+    Attributes:
+        not_proved: why it is not proved that the tests touch no other page; empty if it is.
+        processors: models of the CPUs that the run was traced on.
+        notes: which tests may need more than they touched: those that failed, or were not chosen.
+        failed: a test failed, and may not have opened all libraries that it needs.
+    """
+
+    not_proved: tuple[str, ...] = ()
+    processors: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    failed: bool = False
 
 
 class LeftOut(Place, frozen=True, kw_only=True, omit_defaults=True):
@@ -168,7 +210,7 @@ class Lock(Versioned, Record, frozen=True, kw_only=True):
     Attributes:
         digest: of all other fields, see ``digest_of``.
         proof: what the lock rests on.
-        libraries: what stays of each library, by path.
+        libraries: what stays of each library that the run loaded, by path.
         left_out: the other libraries with GPU code that the run loaded, by path.
         include: ``libraries.include`` of the project. Libraries that these globs don't name keep
             their code, even if the run did not load them.
@@ -176,6 +218,7 @@ class Lock(Versioned, Record, frozen=True, kw_only=True):
             their code, too.
         files: all files of a distribution that are GPU code themselves as one library, see
             ``models.code_files``; its ``sha256`` is that of their rows in RECORD.
+        cpu: what is known of CPU code; None if it was not traced, or not all of it.
     """
 
     digest: Sha256
@@ -185,12 +228,18 @@ class Lock(Versioned, Record, frozen=True, kw_only=True):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     files: tuple[LockedLibrary, ...] = ()
+    cpu: CpuCode | None = None
 
     def __post_init__(self) -> None:
         counts = Counter(library.sha256 for library in self.libraries)
         twice = next((digest for digest, count in counts.items() if count > 1), None)
         if twice is not None:
             raise ValueError(f"libraries: two have the digest {twice}")
+
+    @property
+    def gpu_libraries(self) -> tuple[LockedLibrary, ...]:
+        """Those whose GPU code it knows."""
+        return tuple(one for one in self.libraries if one.code_sha256 is not None)
 
 
 def digest_of(lock: Lock) -> str:

@@ -100,6 +100,24 @@ def within(spans: Iterable[Range], page_size: int) -> Iterator[Span]:
             yield Span(first, last)
 
 
+def pages_in_words(spans: Iterable[Range]) -> str:
+    """The numbers of the whole pages in disjoint spans: ``12-40 57``."""
+    pages = ((start // PAGE_SIZE, end // PAGE_SIZE - 1) for start, end in within(spans, PAGE_SIZE))
+    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in pages)
+
+
+def spans_of_pages(words: str) -> tuple[Span, ...]:
+    """The spans of pages that ``pages_in_words`` wrote.
+
+    Raises:
+        ValueError: a word is no number, and no two with a hyphen.
+    """
+    pages = (word.partition("-") for word in words.split())
+    return union(
+        (int(first) * PAGE_SIZE, (int(last or first) + 1) * PAGE_SIZE) for first, _, last in pages
+    )
+
+
 def round_up(offset: int, page_size: int) -> int:
     """The first border of pages that isn't before ``offset``."""
     return -(-offset // page_size) * page_size

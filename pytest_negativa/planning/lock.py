@@ -1,7 +1,8 @@
 """The lock of a verdict: what it keeps, leaves out and why; widening; a lock back to a plan.
 
-A lock says what stays, so that it is short and a diff of two shows what changed. All other GPU
-code of the library is unused. A digest over the elements' places makes sure that two releases find
+Of GPU code, a lock says what stays, so that it is short and a diff of two shows what changed. All
+other GPU code of the library is unused. Of CPU code, it says what is unused: all else stays, also
+what no tracer watched. A digest over the elements' places makes sure that two releases find
 the same elements: the one that made the lock and the one that applies it.
 """
 
@@ -18,8 +19,10 @@ from msgspec.structs import asdict, replace
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.analysis import AnalyzedLibrary
+from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.library import Cubin, Element, LibraryMap
 from pytest_negativa.models.lock import (
+    CpuCode,
     KeptCode,
     LeftOut,
     Lock,
@@ -37,14 +40,15 @@ from pytest_negativa.models.plan import (
     UnusedReason,
 )
 from pytest_negativa.models.reconstruction import FILL
-from pytest_negativa.models.spans import covers
-from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary, Verdict
+from pytest_negativa.models.spans import covers, intersection, minus, pages_in_words, union
+from pytest_negativa.models.verdict import CpuProof, LibraryStatus, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep
 from pytest_negativa.planning.reachable import reachable_code
 
 _SPAN = struct.Struct("<QQ")
 _SPARED = "not proved: it was still there when the tests ran"
 _ALL_SPARED = "nothing that is unused was taken out of the copy that was proved"
+_NOT_VERIFIED = ("it was not verified",)
 _PLANNED_ANEW = "planned anew since it was proved: prove it again"
 
 
@@ -60,7 +64,7 @@ def make_lock(
     include: tuple[str, ...] = (),
     exclude: tuple[str, ...] = (),
 ) -> Lock:
-    """The lock of a run.
+    """The lock of a run's GPU code.
 
     Args:
         run_id: of the run.
@@ -89,7 +93,8 @@ def make_lock(
         if isinstance(row, LockedLibrary):
             locked.append(row)
         else:
-            left_out += () if one.plan.is_files else (row,)
+            # Of files, the distribution is none whose libraries the run is known to load.
+            left_out.append(replace(row, distribution=None) if one.plan.is_files else row)
             stays[one.plan.library.sha256] = row.path
     left_out += [
         LeftOut(
@@ -216,6 +221,57 @@ def widen_library(
     )
 
 
+def with_cpu_code(
+    lock: Lock, touched: HostUsage, proof: CpuProof | None, place_of: Callable[[str], Place]
+) -> Lock:
+    """The lock with all libraries that a run loaded, and their unused pages.
+
+    These come back when they are used, so they need no proof. If the lock has CPU code already, it
+    keeps what this run touched, too.
+
+    Args:
+        touched: what the processes of the run touched, if all of that is known.
+        proof: that of the pages, if there was any.
+        place_of: from a real path.
+    """
+    is_new, rows = lock.cpu is None, {row.sha256: row for row in lock.libraries}
+    for library in touched.libraries:
+        places = [place_of(path) for path in library.paths]
+        row = rows.get(library.sha256) or LockedLibrary(
+            **asdict(places[0]), sha256=library.sha256, size=library.size
+        )
+        untouched = union((*minus(library.watched, library.touched), *library.unread))
+        left = untouched if is_new else intersection(row.spans if row.loaded else (), untouched)
+        rows[library.sha256] = replace(
+            row,
+            others=tuple(sorted({*row.others, *(place.path for place in places)} - {row.path})),
+            pages=pages_in_words(left) if library.unwatched is None else "",
+            unwatched=row.unwatched or library.unwatched,
+            loaded=True,
+        )
+    twice = (
+        {r.sha256 for r in proof.libraries if r.status is LibraryStatus.PROVED}
+        if proof is not None
+        else ()
+    )
+    once = (rows[one.sha256] for one in touched.libraries if one.sha256 not in twice)
+    cpu = lock.cpu or CpuCode(
+        not_proved=_NOT_VERIFIED
+        if proof is None
+        else proof.reasons
+        or tuple(f"{row.path}: one of the two runs alone loaded it" for row in once if row.pages),
+        processors=tuple(dict.fromkeys(processor.model for processor in touched.processors)),
+        notes=tuple(
+            f"{text}; CPU code that only {of} tests need comes from the spare"
+            for texts, of in ((touched.failed, "such"), (touched.chosen, "other"))
+            for text in texts
+        ),
+        failed=bool(touched.failed),
+    )
+    by_path = sorted(rows.values(), key=lambda row: row.path)
+    return seal(replace(lock, libraries=tuple(by_path), cpu=cpu))
+
+
 def needs_content(locked: LockedLibrary) -> bool:
     """Whether cubins of the library must be unpacked to apply the lock."""
     return any(code.functions is not None for code in locked.kept)
@@ -224,7 +280,7 @@ def needs_content(locked: LockedLibrary) -> bool:
 def _reasons(verdict: Verdict | None) -> tuple[str, ...]:
     if verdict is not None and verdict.proved:
         return ()
-    return (verdict.reasons if verdict is not None else ()) or ("it was not verified",)
+    return (verdict.reasons if verdict is not None else ()) or _NOT_VERIFIED
 
 
 def _why_never(plan: LibraryPlan) -> str | None:

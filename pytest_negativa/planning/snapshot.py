@@ -163,7 +163,7 @@ def snapshot_lock(lock: Lock, title: str) -> Snapshot:
                 ),
             ),
         )
-        for one in (*lock.libraries, *lock.files)
+        for one in (*lock.gpu_libraries, *lock.files)
     )
     return make_snapshot(title, libraries)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 from pytest_negativa.models.outcomes import SessionKind
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.results import load_report, load_verdict
@@ -26,19 +24,16 @@ def next_command(run: Run) -> str:
         trace, verify, heal = "negativa trace", "negativa verify", "negativa verify --heal"
         cpu = "--cpu"
     verdict = load_verdict(run)
+    is_proved = verdict is not None and verdict.proved
     if run.has_pages and not run.trace_files():
-        if verdict is not None and verdict.proved:
-            return (
-                "negativa slim --arch all-major --spare spares --cpu-pages "
-                f"{shlex.quote(str(run))} --dry-run PATH"
-            )
-        return f"{verify if verdict is None and run.failure is None else trace} {cpu}"
+        then = f"{verify if verdict is None and run.failure is None else trace} {cpu}"
+        return "negativa lock" if is_proved else then
     if load_report(run).replay is not None:
         return f"{trace} on a machine with a GPU"
     if not run.plan_files():
         # Either its tests failed, or they used no GPU code.
         return trace if run.failure is not None else "negativa inspect"
-    if verdict is not None and verdict.proved:
+    if is_proved:
         return "negativa lock"
     if kind is None:
         return f"{verify} for each run that is not proved, then negativa combine"

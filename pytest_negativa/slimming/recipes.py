@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
@@ -95,10 +95,16 @@ class Kind(enum.Enum):
 
     LOCK = "keep what a lock keeps"
     ARCHS = "keep what devices can load; strip libraries without GPU code, or leave them"
-    NEVER_LOADED = "keep no GPU code, and with a spare no CPU code that can come back"
+    NEVER_LOADED = "keep no GPU code"
+    SPARED = "keep no code that can come back"
+    MOVED = "keep nothing of it"
     STRIP = "only drop symbol tables and debug information"
     PAGES = "keep all GPU code, and the CPU code that a run touched"
     WHOLE = "keep all of it"
+
+
+FOR_NEVER_LOADED = frozenset({Kind.NEVER_LOADED, Kind.SPARED, Kind.MOVED})
+"""Those that keep no GPU code, as no run loaded the library."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,8 @@ class Recipe:
         spare: where removed code goes; None: it is lost.
         strips_others: libraries without GPU code are stripped, not left.
         keeps_file: whether a file that is GPU code stays, by its path and its first bytes.
+        pages: of the library, what a lock says of its pages, which may leave for the spare.
+        takes_cpu_code: without ``pages``, all CPU code leaves that can come back.
     """
 
     kind: Kind
@@ -123,48 +131,52 @@ class Recipe:
     spare: SpareTarget | None = None
     strips_others: bool = False
     keeps_file: Callable[[Path, bytes], bool] = lambda _path, _head: True
+    pages: LockedLibrary | None = None
+    takes_cpu_code: bool = False
 
     @functools.cached_property
     def digest(self) -> str:
         """Digest by which a manifest knows the recipe."""
-        spare = () if self.spare is None else ("spare", *self.spare.key)
-        return hashlib.sha256(msgspec.json.encode((*self.key, *spare))).hexdigest()
-
-    def takes_others(self, size: int) -> bool:
-        """Whether a library of so many bytes may change that has no GPU code: most have none."""
-        by_code = self.kind in (Kind.ARCHS, Kind.NEVER_LOADED) and not self.strips_others
-        return not by_code or (self.spare is not None and self.spare.may_know(size))
+        spare, pages = self.spare, self.pages and self.pages.pages
+        place = spare and (str(spare.folder), spare.most_holes)
+        parts = (*self.key, place and (*place, self.kind.name, self.takes_cpu_code, pages))
+        return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
 
     @property
-    def is_moving(self) -> bool:
-        """Whether all of a library goes into the spare."""
-        return self.spare is not None and self.spare.whole
+    def takes_pages(self) -> bool:
+        """Whether CPU code may leave."""
+        return self.takes_cpu_code or (self.pages is not None and self.pages.loaded)
+
+    @property
+    def takes_others(self) -> bool:
+        """Whether libraries that have no GPU code may change, which are most."""
+        by_code = self.kind in (Kind.ARCHS, Kind.NEVER_LOADED, Kind.SPARED)
+        return not by_code or self.strips_others or self.takes_pages
 
     def why(self, *, has_gpu_code: bool) -> str | None:
         """The detail of a library that lost its code because no run loaded it."""
-        if self.kind is not Kind.NEVER_LOADED:
-            return None
-        if self.spare is not None and self.spare.unneeded:
-            return MOVED if self.is_moving else NOT_LOADED
-        return ALL_NEVER_LOADED if has_gpu_code else None
+        if self.kind is Kind.NEVER_LOADED and has_gpu_code:
+            return ALL_NEVER_LOADED
+        return {Kind.SPARED: NOT_LOADED, Kind.MOVED: MOVED}.get(self.kind)
 
 
 def lock_in_words(lock: Lock) -> str:
     """A lock in words, for people who meet a slimmed library later."""
     proof = lock.proof
-    devices = ", ".join(f"{d.name} ({d.compute_capability})" for d in proof.devices)
+    cpus = () if lock.cpu is None else lock.cpu.processors
+    devices = [f"{d.name} ({d.compute_capability})" for d in proof.devices] or cpus
     proved = "proved" if proof.proved else "NOT PROVED"
     tests = sum(proof.tests.values())
     return (
-        f"the lock of run {proof.run}, {proved} by {tests:,} tests on {devices or 'no device'}"
-        + (f", {proof.date}" if proof.date else "")
+        f"the lock of run {proof.run}, {proved} by {tests:,} tests on "
+        f"{', '.join(devices) or 'no device'}" + (f", {proof.date}" if proof.date else "")
     )
 
 
 def by_lock(
     locked: LockedLibrary, fill: int, source: str, *, strip: bool, spare: SpareTarget | None = None
 ) -> Recipe:
-    """Keep what a lock keeps of a library."""
+    """Keep what a lock keeps of the GPU code of a library."""
     kept = [(code.offset, code.functions) for code in locked.kept]
     filled = fill if needs_content(locked) else None
     key = ("lock", locked.sha256, kept, filled, strip)
@@ -241,57 +253,49 @@ def _keeps_file(
     return not plan.decisions or any(decision.kept for decision in plan.decisions)
 
 
-def never_loaded(
-    lock: str, *, strip: bool, strip_others: bool = False, spare: SpareTarget | None = None
-) -> Recipe:
-    """Keep no GPU code: the run of the lock, in words, did not load the library.
-
-    With ``SpareTarget.unneeded``, all goes that can come back, and no proof says that nothing
-    needs it.
-    """
-    is_spared = spare is not None and spare.unneeded
-    gone = "their spares have their code" if is_spared else "none of their code stayed"
-    source = f"{lock}, which never loaded some libraries: {gone}"
-    plan = functools.partial(_plan_by_headers, plan_for_none)
-    return Recipe(Kind.NEVER_LOADED, source, ("never loaded", strip), plan, spare, strip_others)
+def never_loaded(kind: Kind, request: SlimRequest, lock: Lock) -> Recipe:
+    """Keep no GPU code, or no code that can come back: the run of a lock loaded no such library."""
+    return Recipe(
+        kind,
+        f"{lock_in_words(lock)}, which never loaded some libraries",
+        ("never loaded", request.options.strip),
+        functools.partial(_plan_by_headers, plan_for_none),
+        request.options.spare,
+        strips_others=kind is Kind.NEVER_LOADED and request.strip_others,
+        takes_cpu_code=kind is not Kind.NEVER_LOADED and lock.cpu is not None,
+    )
 
 
-ForOthers: TypeAlias = tuple[
-    Recipe | None, Recipe | None, Recipe | None, Recipe | None, Recipe | None
-]
-"""The recipes that ``for_others`` returns."""
-
-
-def for_others(request: SlimRequest) -> ForOthers:
-    """The recipes for libraries that a lock does not name, or for all; None: they stay.
-
-    Returns:
-        Those for the others of a request (see there); for those of them that the run of the lock
-        did not load; for libraries that no test is known to have loaded; for those that the trace
-        of CPU code knows; and for those that go whole.
-    """
-    strip, strips_others, spare = request.options.strip, request.strip_others, request.options.spare
-    others = strip_only() if strips_others else None
+def for_others(request: SlimRequest) -> Recipe | None:
+    """The recipe for the others of a request (see there), or for all; None: they stay."""
     if request.devices or request.lock is None:
-        others = by_archs(
+        return by_archs(
             request.devices,
             keep_ptx=request.keep_ptx,
-            strip=strip,
-            strip_others=strips_others,
-            spare=spare,
+            strip=request.options.strip,
+            strip_others=request.strip_others,
+            spare=request.options.spare,
         )
-    never = whole = pages = moves = None
-    if request.lock is not None:
-        source = lock_in_words(request.lock)
-        if request.drop_never_loaded:
-            never = never_loaded(source, strip=strip, strip_others=strips_others, spare=spare)
-        if request.spare_never_loaded and spare is not None:
-            whole = never_loaded(source, strip=strip, spare=spare.for_unneeded())
-    if spare is not None and spare.loaded is not None:
-        pages = Recipe(Kind.PAGES, "a trace of CPU code", ("pages",), _plan_nothing, spare)
-        going = spare.for_unneeded(whole=True)
-        moves = never_loaded("the trace of CPU code", strip=True, spare=going)
-    return others, never, whole, pages, moves
+    return strip_only() if request.strip_others else None
+
+
+def by_digest(request: SlimRequest, lock: Lock) -> dict[str, Recipe]:
+    """The recipes for the libraries that a lock knows: by their GPU code, their pages, or both."""
+    source, spare, recipes = lock_in_words(lock), request.options.spare, {}
+    by_arch = for_others(request) if request.devices else None
+    pages = Recipe(Kind.PAGES, source, ("pages",), _plan_nothing, spare) if spare else None
+    spared = never_loaded(Kind.SPARED, request, lock) if request.spare_never_loaded else None
+    for row in lock.libraries:
+        recipe = (
+            by_lock(row, lock.proof.fill, source, strip=request.options.strip, spare=spare)
+            if row.code_sha256 is not None
+            else (by_arch or pages)
+            if row.loaded
+            else ((spare and spared) or by_arch)
+        )
+        if recipe is not None:
+            recipes[row.sha256] = replace(recipe, pages=None if spare is None else row)
+    return recipes
 
 
 def strip_only() -> Recipe:
@@ -322,12 +326,16 @@ def plan_library(recipe: Recipe, source: ByteSource) -> Removal:
         NegativaError: it can't be done.
     """
     removal = recipe.plan(recipe, source)
-    spare = recipe.spare
+    spare, pages = recipe.spare, recipe.pages
     # Of what is only stripped, nothing goes into a spare.
-    if spare is None or (removal.library_map is None and not spare.may_know(source.size)):
+    if spare is None or (removal.library_map is None and not recipe.takes_pages):
         return removal
-    needed, containers = plan_cut(source, removal.library_map, removal.plan, spare)
-    options = spare.options_for(Path(source.path).name, recipe.source)
+    needed, containers = plan_cut(
+        source, removal.library_map, removal.plan, pages, takes_all=recipe.takes_cpu_code
+    )
+    options = spare.options_for(
+        Path(source.path).name, recipe.source, whole=recipe.kind is Kind.MOVED
+    )
     return replace(
         removal,
         needed=needed,
@@ -364,7 +372,9 @@ def slim_library(
     made: Smaller
     plan, containers = removal.plan, removal.containers
     if recipe.spare is not None and (needed := removal.needed) is not None:
-        options = recipe.spare.options_for(name, recipe.source, min_hole)
+        options = recipe.spare.options_for(
+            name, recipe.source, min_hole, whole=recipe.kind is Kind.MOVED
+        )
         if target is None:
             return replace(removal, size_after=design_cut(source, needed, options, containers).size)
         library, decisions = (None, ()) if plan is None else (plan.library, plan.decisions)
@@ -391,7 +401,7 @@ def _plan_by_headers(
         raise CannotCompactError(source.path, e.problem) from e
     if library_map.sections:
         return Removal(library_map, plan_for(library_map))
-    if not recipe.takes_others(source.size):
+    if not recipe.takes_others:
         raise CannotCompactError(source.path, NO_GPU_CODE)
     return Removal()
 

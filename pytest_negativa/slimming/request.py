@@ -137,7 +137,7 @@ def refuse_contradictions(request: SlimRequest, roots: Iterable[Path]) -> None:
                 "--drop-never-loaded: the run of the lock may have loaded more libraries: "
                 f"{'; '.join(proof.incomplete)}"
             )
-        if not request.lock.libraries:
+        if not request.lock.gpu_libraries:
             raise OptionError(
                 "--drop-never-loaded: the lock has no libraries, so it proves nothing"
             )

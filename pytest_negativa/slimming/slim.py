@@ -43,6 +43,7 @@ from pytest_negativa.slimming.code_files import change_files
 from pytest_negativa.slimming.journal import open_journals
 from pytest_negativa.slimming.manifest import spares_of
 from pytest_negativa.slimming.recipes import (
+    FOR_NEVER_LOADED,
     NO_GPU_CODE,
     Kind,
     Removal,
@@ -408,7 +409,7 @@ class Slimmer:
                 others=len(task.names) - 1,
                 useless=bool(made.useless_for),
                 notes=notes,
-                moved=task.recipe.is_moving and not is_whole,
+                moved=task.recipe.kind is Kind.MOVED and not is_whole,
             )
         )
 
@@ -466,7 +467,7 @@ class Slimmer:
             source=task.recipe.source,
             gpu_code_removed=made.gpu_code_removed,
             certificate=file.certificate,
-            never_loaded=task.recipe.kind is Kind.NEVER_LOADED,
+            never_loaded=task.recipe.kind in FOR_NEVER_LOADED,
             # Its RECORD may have been removed since.
             records=records or (() if old is None else old.records),
             original=original,

@@ -7,31 +7,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
 
 from pytest_negativa.errors import (
     FormatError,
     NegativaError,
-    OptionError,
     ReconstructError,
+    StaleLibraryError,
     refusing,
 )
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
+from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.slimming import SlimManifest, SlimStatus
-from pytest_negativa.models.spans import PAGE_SIZE, Range, minus, union
+from pytest_negativa.models.spans import PAGE_SIZE, Range, intersection, minus, union
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.rebuild import (
@@ -43,7 +40,6 @@ from pytest_negativa.rewriting.compact.records import MIN_GAIN, Cut
 from pytest_negativa.rewriting.plan_edits import removable_code
 from pytest_negativa.slimming.manifest import load_manifest, spares_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
-from pytest_negativa.spare.misses import Misses
 from pytest_negativa.spare.note import (
     MAX_COPIED,
     SPARE_FOLDER,
@@ -80,104 +76,34 @@ class SpareAwayError(ReconstructError):
 
 @dataclass(frozen=True, slots=True)
 class SpareTarget:
-    """Where the spares lie, and which CPU code goes there.
+    """Where the spares lie, and which libraries go there whole.
 
     Attributes:
         folder: absolute path; the libraries name it.
-        traced: CPU code that a run touched, by SHA-256 of the library; the rest that the run
-            watched goes. All CPU code of other libraries stays.
-        loaded: all libraries that the run of the trace loaded; None: there is no trace.
-        came_back: pages that came back to libraries that were not traced, by SHA-256.
-        unneeded: the libraries were loaded by no test, so all goes that did not come back: the GPU
-            code and, if there is a trace, the CPU code.
         most_holes: how many holes all libraries of the folders may have together.
-        remove: globs of libraries that may go whole, if no process of the trace opened them.
+        remove: globs of libraries that go whole, if no process of the trace of CPU code opened
+            them.
         keep: globs of libraries that never do.
-        whole: libraries go whole; otherwise they lose pages.
     """
 
     folder: Path
-    traced: Mapping[str, HostLibrary] = field(default_factory=dict)
-    loaded: tuple[HostLibrary, ...] | None = None
-    came_back: Mapping[str, tuple[Range, ...]] = field(default_factory=dict)
-    unneeded: bool = False
     most_holes: int = MOST_HOLES
     remove: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
-    whole: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        folder: Path,
-        usage: HostUsage | None,
-        *,
-        most_holes: int = MOST_HOLES,
-        remove: tuple[str, ...] = (),
-        keep: tuple[str, ...] = (),
-    ) -> SpareTarget:
-        """The policy for a trace of CPU code, if there is one.
-
-        Raises:
-            OptionError: processes may have touched more than the trace has.
-        """
-        if usage is None:
-            return cls(folder, most_holes=most_holes)
-        if usage.incomplete:
-            raise OptionError(
-                f"the trace of CPU code is not complete: {usage.incomplete[0]}; trace again"
-            )
-        traced = {one.sha256: one for one in usage.libraries if one.unwatched is None}
-        return cls(folder, traced, usage.libraries, most_holes=most_holes, remove=remove, keep=keep)
-
-    def with_misses(self, logs: Iterable[Misses]) -> SpareTarget:
-        """The policy that also keeps what came back.
-
-        Of traced libraries, that is CPU code. Of those that no test loaded, it is GPU code, too.
-        """
-        traced, came_back = dict(self.traced), dict(self.came_back)
-        for misses in logs:
-            sha256 = misses.original.hex()
-            one = traced.get(sha256)
-            if one is None:
-                came_back[sha256] = union((*came_back.get(sha256, ()), *misses.ranges()))
-            else:
-                touched = union((*one.touched, *misses.ranges()))
-                unread = tuple(minus(one.unread, misses.ranges()))
-                traced[one.sha256] = msgspec.structs.replace(one, touched=touched, unread=unread)
-        return replace(self, traced=traced, came_back=came_back)
-
-    def for_unneeded(self, *, whole: bool = False) -> SpareTarget:
-        """The policy for libraries that no test loaded, which may go whole."""
-        return replace(self, traced={}, unneeded=True, whole=whole)
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """All that the results depend on."""
-        rows = sorted((key, one.watched, one.touched, one.unread)
-                      for key, one in self.traced.items())  # fmt: skip
-        digest = hashlib.sha256(msgspec.json.encode(rows)).hexdigest() if rows else ""
-        common = str(self.folder), digest, str(self.most_holes)
-        if not self.unneeded:
-            return common
-        back = hashlib.sha256(msgspec.json.encode(sorted(self.came_back.items()))).hexdigest()
-        goes = "GPU" if self.loaded is None else "GPU and CPU" if not self.whole else "whole"
-        return *common, "unneeded", goes, back
-
-    def may_know(self, size: int) -> bool:
-        """Whether CPU code of a library of so many bytes may go."""
-        all_goes = self.unneeded and self.loaded is not None
-        return all_goes or any(one.size == size for one in self.traced.values())
-
-    def options_for(self, name: str, source: str, min_hole: int = LEAST_HOLE) -> CutOptions:
+    def options_for(
+        self, name: str, source: str, min_hole: int = LEAST_HOLE, *, whole: bool = False
+    ) -> CutOptions:
         """The options for a library of that file name; ``source`` told what stays.
 
-        ``min_hole`` in bytes.
+        Args:
+            min_hole: bytes; shorter holes stay in the file.
+            whole: all of it goes.
         """
         remedy = (
             f"Slimmed by {source}. Put it into {self.folder}, or install the library again. "
             "negativa misses tells what is needed, to keep it."
-            if not self.whole
+            if not whole
             # ld.so prints the library's path before it, which a moved folder changes.
             else f"To have it back, run negativa slim undo on the folder above that has "
             f"{MANIFEST_NAME}. To keep it, take it out of remove in negativa.yaml, or trace a run "
@@ -191,7 +117,7 @@ class SpareTarget:
             folders=(str(self.folder),),
             # ld.so prints it unescaped.
             remedy=printable(remedy),
-            whole=self.whole,
+            whole=whole,
         )
 
 
@@ -199,35 +125,37 @@ def plan_cut(
     source: ByteSource,
     library_map: LibraryMap | None,
     plan: LibraryPlan | None,
-    policy: SpareTarget,
+    pages: LockedLibrary | None = None,
+    *,
+    takes_all: bool = False,
 ) -> tuple[tuple[Range, ...], tuple[Range, ...]]:
-    """Turn decisions on GPU code, and what is known of CPU code, into ranges.
+    """Turn decisions on GPU code, and what is known of its pages, into ranges.
 
     Args:
         source: the original.
         library_map, plan: both or none.
-        policy: see there.
+        pages: what a lock says of the library's pages, if it does.
+        takes_all: all leaves that can come back, and not the unused GPU code alone.
 
     Returns:
         Ranges of file offsets that stay, and those with GPU code that may go.
 
     Raises:
         FormatError: the file can't be read.
+        StaleLibraryError: it is another file than the lock's.
     """
+    if pages is not None and pages.pages and source.sha256() != pages.sha256:
+        raise StaleLibraryError(f"{source.path} is another file than the lock's {pages.path}")
     containers = (
         [] if library_map is None or plan is None else removable_code(source, library_map, plan)
     )
-    free = list(containers)
-    if policy.unneeded:
-        if policy.loaded is not None:
-            free = [(0, source.size)]
-        back = policy.came_back.get(source.sha256(), ())
-        free = list(minus(union(free), back))
-    elif policy.may_know(source.size) and (traced := policy.traced.get(source.sha256())):
-        free += minus(traced.watched, traced.touched)
-        # What a lock keeps lies among constants of some libraries.
+    free: Iterable[Range] = [(0, source.size)] if takes_all else containers
+    if pages is not None and pages.loaded:
+        # What a lock keeps of GPU code lies among constants of some libraries.
         gpu_code = () if library_map is None else library_map.iter_code()
-        free += minus(traced.unread, union(one.payload for one in gpu_code))
+        free = (*free, *minus(pages.spans, union(one.payload for one in gpu_code)))
+    elif pages is not None:
+        free = intersection(union(free), pages.spans)
     return tuple(minus([(0, source.size)], union(free))), tuple(containers)
 
 

@@ -11,12 +11,12 @@ import functools
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
+from msgspec import structs
 
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.models.lock import LeftOut, Lock, LockedLibrary
@@ -39,13 +39,14 @@ from pytest_negativa.slimming.code_files import (
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import is_reinstalled, may_be_kept
 from pytest_negativa.slimming.recipes import (
-    ForOthers,
+    FOR_NEVER_LOADED,
     Kind,
     Recipe,
-    by_lock,
+    by_digest,
     for_others,
     keep_whole,
     lock_in_words,
+    never_loaded,
 )
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
 from pytest_negativa.slimming.slimmed import (
@@ -55,7 +56,7 @@ from pytest_negativa.slimming.slimmed import (
     find_unlisted,
     kept_original,
 )
-from pytest_negativa.slimming.spares import SpareTarget, find_spare, is_moved, problem_of
+from pytest_negativa.slimming.spares import find_spare, is_moved, problem_of
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.tracing.mappings import parse_maps
 
@@ -157,7 +158,7 @@ def classify(
     # A digest of the lock says enough.
     if recipe.kind is not Kind.LOCK and not tree.is_library(library):
         return None
-    if not recipe.takes_others(library.size) and tree.has_gpu_code(library) is False:
+    if not recipe.takes_others and tree.has_gpu_code(library) is False:
         return None
     # A bind mount shows one name in two folders.
     outside = max(0, library.links - len(library.names))
@@ -171,7 +172,7 @@ def _classify_slimmed(
     if library.is_whole and entry.recipe == recipe.digest:
         lacks = keeps_original and entry.spare is None and not may_be_kept(entry)
         row = _already(tree, library, recipe)
-        return msgspec.structs.replace(row, notes=(_NOT_KEPT,)) if lacks else row
+        return structs.replace(row, notes=(_NOT_KEPT,)) if lacks else row
     loses_spare = entry.spare is not None and recipe.spare is None and not keeps_original
     try:
         if loses_spare and recipe.kind is not Kind.WHOLE:
@@ -179,7 +180,7 @@ def _classify_slimmed(
         return task_of(tree, library, recipe)
     except NegativaError as e:
         # If GPU code is gone, some of it may be what the recipe keeps.
-        keeps_none = recipe.kind in (Kind.STRIP, Kind.NEVER_LOADED)
+        keeps_none = recipe.kind in {Kind.STRIP, *FOR_NEVER_LOADED}
         is_fine = library.is_whole and (keeps_none or not entry.gpu_code_removed)
         status = SlimStatus.LEFT if is_fine else SlimStatus.FAILED
         return SlimRow.unchanged(library.key, status, entry.size, str(e))
@@ -214,7 +215,7 @@ def _already(tree: Tree, library: Slimmed, recipe: Recipe) -> SlimRow:
         after=entry.size,
         detail=detail,
         others=len(entry.names) - 1,
-        moved=recipe.is_moving,
+        moved=recipe.kind is Kind.MOVED,
     )
 
 
@@ -347,81 +348,91 @@ def find_work(
     Returns:
         The work in each folder, and rows for libraries of a lock that are in none.
     """
-    recipes, lock, spare = for_others(request), request.lock, request.options.spare
-    sizes = set() if spare is None else {one.size for one in spare.loaded or ()}
-    sizes |= set() if lock is None else {one.size for one in lock.libraries}
+    lock, spare = request.lock, request.options.spare
+    rows = () if lock is None else lock.gpu_libraries if spare is None else lock.libraries
+    sizes = {row.size for row in rows}
     searched = lock is None or bool(request.devices) or request.drop_never_loaded
     for tree in (journal.tree for journal in journals):
         tree.searched, tree.hashed = searched, sizes
         tree.digests((g for g in tree.groups if g.size in sizes), request.options.jobs)
     folders = [WorkList(journal, request.options) for journal in journals]
-    unmet = [] if lock is None else _match_lock(folders, lock, request.options)
+    if lock is None:
+        others = for_others(request)
+        assert others is not None
+        for folder in folders:
+            for _, library in folder.libraries():
+                folder.add(library, others)
+            folder.add_packages(packages_by_archs(folder.tree, folder.manifest, others))
+        return folders, []
+    unmet = _match_lock(folders, lock, sizes, by_digest(request, lock))
     for folder in folders:
-        rules = _Others(folder, lock, recipes, spare)
-        for group, library in folder.libraries():
-            if (answer := rules.answer(group, library)) is not None:
-                folder.add(library, answer)
-    if lock is not None:
-        return folders, [*unmet, *_add_packages(folders, lock, request.options)]
-    [others, *_] = recipes
-    assert others is not None
-    for folder in folders:
-        folder.add_packages(packages_by_archs(folder.tree, folder.manifest, others))
-    return folders, []
+        _Others(folder, request, lock).apply()
+    return folders, [*unmet, *_add_packages(folders, lock, request.options)]
 
 
-def _match_lock(folders: Sequence[WorkList], lock: Lock, options: SlimOptions) -> list[SlimRow]:
-    """Give the files of folders to the libraries of a lock; a row for each that is in none."""
-    source, found = lock_in_words(lock), set()
-    recipes = {
-        locked.sha256: by_lock(
-            locked, lock.proof.fill, source, strip=options.strip, spare=options.spare
-        )
-        for locked in lock.libraries
-    }
+def _match_lock(
+    folders: Sequence[WorkList], lock: Lock, sizes: Set[int], recipes: Mapping[str, Recipe]
+) -> list[SlimRow]:
+    """Give the files of folders to the libraries of a lock.
+
+    Returns:
+        A row for each library with GPU code that is in no folder. Of the others, some belong to the
+        tests, or to the system.
+    """
+    found = set()
     for folder in folders:
         originals: list[tuple[Library, str | None]] = [
             *((one, one.entry.original_sha256) for one in folder.slimmed),
-            *folder.digests({locked.size for locked in lock.libraries}).items(),
+            *folder.digests(sizes).items(),
         ]
         for library, sha256 in originals:
-            if sha256 in recipes:
+            if sha256 is not None and sha256 in recipes:
                 found.add(sha256)
                 folder.add(library, recipes[sha256])
     unread = {size for folder in folders for size in folder.unread}
-    missing = (one for one in lock.libraries if one.sha256 not in found and one.size not in unread)
+    missing = (
+        one for one in lock.gpu_libraries if one.sha256 not in found and one.size not in unread
+    )
     return [_unmet(library, folders) for library in missing]
 
 
 class _Others:
-    """The rules for libraries of a folder that a lock does not name.
+    """The rules for libraries of a folder that a lock does not know by content.
 
     Args:
         folder: whose libraries.
-        lock: what stays; None: there is none, and only ``SpareTarget.remove`` counts.
-        recipes: see ``for_others``.
-        spare: where removed code goes.
+        request: what stays.
+        lock: that of the request.
     """
 
-    def __init__(
-        self,
-        folder: WorkList,
-        lock: Lock | None,
-        recipes: ForOthers,
-        spare: SpareTarget | None,
-    ) -> None:
-        self._folder, self._tree, self._spare = folder, folder.tree, spare
-        self._others, never, self._whole, self._pages, self._moves = recipes
-        rows: tuple[LockedLibrary | LeftOut, ...] = ()
+    def __init__(self, folder: WorkList, request: SlimRequest, lock: Lock) -> None:
+        self._folder, self._tree, self._lock = folder, folder.tree, lock
+        self._others, spare = for_others(request), request.options.spare
+        rows: tuple[LockedLibrary | LeftOut, ...] = (*lock.libraries, *lock.left_out)
+        paths = {row.path for row in rows}.union(*(row.others for row in lock.libraries))
+        self._loaded = {path.rpartition("/")[2] for path in paths}
+        is_here = any(
+            not folder.is_free(group.names) or not self._loaded.isdisjoint(group.base_names)
+            for group in folder.tree.groups
+        )
+        self._loaded.update(row.soname for row in rows if row.soname is not None)
+        self._left_out = tuple(f"/{row.path}" for row in lock.left_out)
         # What the project lets lose its code.
-        self._selected: Libraries | None = None
-        if lock is not None:
-            rows = (*lock.libraries, *lock.left_out)
-            self._selected = Libraries(include=lock.include, exclude=lock.exclude)
-        names = (name for row in rows for name in (row.path.rpartition("/")[2], row.soname))
-        self._loaded = frozenset(filter(None, names))
-        self._left_out = tuple(f"/{row.path}" for row in rows if isinstance(row, LeftOut))
-        versions = {(normalized(row.distribution or ""), row.version) for row in rows}
+        self._selected = Libraries(include=lock.include, exclude=lock.exclude)
+        wanted = {
+            Kind.NEVER_LOADED: request.drop_never_loaded,
+            Kind.SPARED: spare is not None and request.spare_never_loaded,
+            # Else the lock is that of another environment.
+            Kind.MOVED: spare is not None and lock.cpu is not None and is_here,
+        }
+        recipes = {kind: never_loaded(kind, request, lock) for kind in wanted if wanted[kind]}
+        never, self._spared, self._moves = map(recipes.get, wanted)
+        self._remove = () if spare is None or self._moves is None else spare.remove
+        self._keep = () if spare is None else spare.keep
+        versions = {
+            (normalized(row.distribution or ""), row.version)
+            for row in (*lock.gpu_libraries, *lock.left_out) or rows
+        }
         locked = {name for name, _ in versions if name}
         # Of the lock's distributions and of what they require, by path: what becomes of libraries
         # that were never loaded. In another version, more libraries may be loaded.
@@ -432,64 +443,69 @@ class _Others:
             are_same = all(one in versions or one[0] not in locked for one in here)
             owned = (path for one in found for path in one.libraries)
             self._never |= dict.fromkeys(owned, never if are_same else None)
-        loaded_then = () if spare is None else spare.loaded or ()
-        self._contents = {one.sha256 for one in loaded_then}
-        self._names = {os.path.basename(path) for one in loaded_then for path in one.paths}  # noqa: PTH119
-        self._digests = folder.digests({one.size for one in loaded_then})
-        base_names = (name for group in folder.tree.groups for name in group.base_names)
-        if not any(self._digests.values()) and self._names.isdisjoint(base_names):
-            self._moves = None  # The trace is that of another environment.
-        self._remove = () if spare is None or self._moves is None else spare.remove
 
-    def answer(self, group: FileGroup, library: Library) -> Recipe | SlimRow | None:
-        """The recipe for a library, or a row that tells why it stays; None: it is no concern.
+    def apply(self) -> None:
+        """Give the libraries to recipes, or to rows that tell why they stay."""
+        for group, library in self._folder.libraries():
+            if (answer := self._answer(group, library)) is not None:
+                self._folder.add(library, answer)
+        if self._remove:
+            self._note_listed()
 
-        The first rule that applies counts.
-        """
-        sha256, spare = self._digests.get(group), self._spare
-        if isinstance(library, Slimmed):
-            sha256 = library.entry.original_sha256
-            if self._is_left_out(library):
-                return keep_whole(_LEFT_OUT)
-        paths = tuple(str(self._tree.root / name) for name in group.names)
-        owners = (one.name for name in group.names for one in self._tree.installers(name)[-1:])
-        names = LibraryNames(paths[0], self._tree.facts(group).soname, next(owners, None))
-        # A library in any folder may be loaded in place of one that the run of the lock loaded, if
-        # they share the base name or the soname.
-        may_be_loaded = not self._loaded.isdisjoint({names.soname, *group.base_names})
+    def _answer(self, group: FileGroup, library: Library) -> Recipe | SlimRow | None:
+        """The first rule that applies counts; None: the library is no concern."""
+        is_slimmed = isinstance(library, Slimmed)
+        if isinstance(library, Slimmed) and self._is_left_out(library):
+            return keep_whole(_LEFT_OUT)
+        names = self._names_of(group)
+        # A library in any folder may be loaded in place of one that a run loaded, if they share the
+        # base name or the soname.
+        is_known = not self._loaded.isdisjoint({names.soname, *group.base_names})
         # All code may go of a library that is no small one.
-        is_large = isinstance(library, Slimmed) or group.size >= MIN_GAIN
-        may_go = is_large and self._tree.is_library(group)
-        # Neither run knows it by content, nor the trace by name.
-        is_known = sha256 in self._contents or not self._names.isdisjoint(group.base_names)
-        is_unknown = may_go and not is_known
-        listed = {glob for glob in self._remove if matches_library(glob, names)}
-        if spare is not None and listed and may_go:
-            self._folder.listed |= listed
-            is_needed = (sha256 or self._tree.digest(group)) in spare.came_back or may_be_loaded
-            if is_unknown and not is_needed and first_glob(spare.keep, names) is None:
-                return self._unless_it_runs(self._moves, group, library)
-            self._folder.opened.append(group.name)
-        if self._selected is None:
-            return self._others
-        is_unknown = is_unknown and self._whole is not None
+        may_go = (
+            (is_slimmed or group.size >= MIN_GAIN) and not is_known and self._tree.is_library(group)
+        )
+        if may_go and first_glob(self._remove, names) and first_glob(self._keep, names) is None:
+            return self._unless_it_runs(self._moves, group, library)
+        may_be_spared = may_go and self._spared is not None
+        paths = [str(self._tree.root / name) for name in group.names]
         owned = [self._never[path] for path in paths if path in self._never]
-        is_never = (is_unknown or any(owned)) and not may_be_loaded
+        is_never = may_be_spared or (any(owned) and not is_known)
         is_kept = is_never and not is_selected(self._selected, names)
-        if is_unknown and is_never and not is_kept:
-            return self._unless_it_runs(self._whole, group, library)
+        if may_be_spared and not is_kept:
+            return self._unless_it_runs(self._spared, group, library)
         recipe = (owned[0] if owned and is_never and not is_kept else None) or self._others
         if owned and recipe is not None:
             return recipe
-        if spare is not None and sha256 in spare.traced:
-            return self._pages
-        is_slimmed = self._moves is not None and isinstance(library, Slimmed)
-        if is_slimmed and is_moved(self._tree.note(library.names[0])):
+        if is_slimmed and self._moves is not None and is_moved(self._tree.note(library.names[0])):
             return keep_whole(_NOT_MOVED)
-        takes_cpu_code = is_unknown and spare is not None and spare.loaded is not None
-        if is_kept and (takes_cpu_code or self._tree.has_gpu_code(group)):
+        if is_kept and (
+            (may_be_spared and self._lock.cpu is not None) or self._tree.has_gpu_code(group)
+        ):
             return _stays(group, library, _KEPT)
         return None
+
+    def _names_of(self, group: FileGroup) -> LibraryNames:
+        owners = (one.name for name in group.names for one in self._tree.installers(name)[-1:])
+        return LibraryNames(
+            str(self._tree.root / group.name), self._tree.facts(group).soname, next(owners, None)
+        )
+
+    def _note_listed(self) -> None:
+        """Note which globs match libraries of any use, and which of these don't go whole."""
+        folder = self._folder
+        told = {
+            *(task.name for task in folder.tasks if task.recipe.kind is Kind.MOVED),
+            *(row.path for row in folder.rows if row.moved or row.status is SlimStatus.LEFT),
+        }
+        for group in self._tree.groups:
+            is_large = group.size >= MIN_GAIN or group.name in folder.slimmed_by_name
+            if is_large and self._tree.is_library(group):
+                names = self._names_of(group)
+                listed = {glob for glob in self._remove if matches_library(glob, names)}
+                folder.listed |= listed
+                if listed and told.isdisjoint(group.names):
+                    folder.opened.append(group.name)
 
     def _unless_it_runs(
         self, recipe: Recipe | None, group: FileGroup, library: Library

@@ -13,7 +13,7 @@ import msgspec
 import yaml
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.lock import KeptCode, Lock, digest_of
+from pytest_negativa.models.lock import Lock, digest_of
 from pytest_negativa.storage.records import encode_hook
 from pytest_negativa.storage.urls import Url
 from pytest_negativa.storage.user_files import read_input, write_output
@@ -29,7 +29,7 @@ A lock that keeps all 46,400 elements of PyTorch 2.11 for CUDA 13 has 232,000.
 """
 
 _HEAD = """\
-# What a test suite needs of the GPU code in these libraries, {how}.
+# What a test suite needs of these libraries, {how}.
 # Written by "negativa lock", applied by "negativa slim"; to be committed, not edited.
 """
 _REMEDY = (
@@ -70,28 +70,23 @@ _Dumper.add_representer(_Line, _write_line)
 def encode_lock(lock: Lock) -> bytes:
     """The text of the file. The same lock gives the same bytes."""
     document = msgspec.to_builtins(lock, enc_hook=encode_hook)
-    rows = (*document["libraries"], *document["files"])
-    for library, plain in zip((*lock.libraries, *lock.files), rows, strict=True):
-        plain["kept"] = [
-            _kept_line(kept, as_plain)
-            for kept, as_plain in zip(library.kept, plain["kept"], strict=True)
-        ]
+    for row in (*document["libraries"], *document["files"]):
+        row |= {"kept": [*map(_kept_line, row["kept"])]} if "kept" in row else {}
     proof = document["proof"]
     proof["devices"] = [_Line(device) for device in proof["devices"]]
     text: str = yaml.dump(
         document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH
     )
-    is_proved = proof["proved"]
-    how = "as proved on copies without the rest" if is_proved else "as traced: this is NOT PROVED"
+    how = "as proved" if proof["proved"] else "as traced: this is NOT PROVED"
     return (_HEAD.format(how=how) + text).encode()
 
 
-def _kept_line(kept: KeptCode, plain: dict[str, Any]) -> dict[str, Any]:
+def _kept_line(plain: dict[str, Any]) -> dict[str, Any]:
     for key in ("offset", "region"):
         if plain.get(key) is not None:
             plain[key] = _Hex(plain[key])
     # Names of functions are long, so each gets its own line.
-    return plain if kept.functions else _Line(plain)
+    return plain if plain.get("functions") else _Line(plain)
 
 
 def decode_lock(data: bytes, origin: str) -> Lock:

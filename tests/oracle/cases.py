@@ -406,7 +406,8 @@ def cpu(box: Box) -> None:
     found = box.negativa("pages", "--json", quiet=True)
     rows = [row for row in found["libraries"] if str(box.folder) in json.dumps(row)]
     box.note("pages of the libraries", box.rules.value(rows))
-    words = ("--cpu-pages", ".negativa/latest", "--spare", "spares")
+    box.negativa("lock", quiet=True)
+    words = ("--lock", "negativa.lock", "--spare", "spares")
     box.negativa("slim", "--arch", "sm_90", *words, "site")
     box.binaries("site")
     box.binaries("spares")
@@ -417,6 +418,9 @@ def cpu(box: Box) -> None:
     box.run("sh", "-c", log, "sh", *calls, show="pages that come back, logged")
     box.negativa("misses", "--log", "logs", "site")
     box.negativa("misses", "--log", "logs", "site", "--json")
+    box.negativa("lock", "--add-misses", "logs")
+    box.negativa("slim", "--arch", "sm_90", *words, "site", show="slim again")
+    box.binaries("site")
     box.negativa("slim", "undo", "site")
     box.binaries("site")
 

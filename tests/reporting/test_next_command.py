@@ -51,7 +51,7 @@ def test_a_combined_run_can_not_be_verified(run: Run) -> None:
     [
         (None, "verify --cpu"),
         (False, "trace --cpu"),
-        (True, "slim --arch all-major --spare spares"),
+        (True, "lock"),
     ],
 )
 def test_only_cpu_code_was_traced(run: Run, proved: bool | None, command: str) -> None:

@@ -200,11 +200,12 @@ def test_a_choice_of_tests_is_told(project: Project, library: Path) -> None:
     told = f"Tests that were not chosen may need more CPU code:\n  {run}: {chosen}"
     assert told in done.stdout and told in project.negativa("pages").stdout
     assert usage_of(project).chosen == (f"{run}: {chosen}",)
-    usage = project.results / "latest"
     spares = library.parents[1] / "spares"
-    words = ("--arch=sm_90", f"--spare={spares}", "--cpu-pages", str(usage), "--dry-run")
-    slimming = project.negativa("slim", *words, str(library.parent))
-    assert f"{chosen}; CPU code that only other tests need comes from the spare" in slimming.stderr
+    told = f"{chosen}; CPU code that only other tests need comes from the spare"
+    assert told in project.negativa("lock").stderr
+    words = (f"--spare={spares}", "--dry-run", str(library.parent))
+    slimming = project.negativa("slim", *words)
+    assert told in slimming.stderr
     assert "not chosen" not in project.pytest("-q", "--negativa").stdout
     assert usage_of(project).chosen == ()
 
@@ -258,12 +259,8 @@ def test_a_session_that_stopped_early_is_incomplete(
     fault.check(done.stdout)
     (found,) = usage_of(project).incomplete
     assert reason in found
-    deployed = project.folder / "deployed"
-    deployed.mkdir()
-    shutil.copy(library, deployed)
-    spare = ("--spare", "spares", "--cpu-pages", ".negativa/latest", "--dry-run")
-    slim = ("slim", "--arch", "sm_90", *spare, str(deployed))
-    assert "is not complete" in project.negativa(*slim, status=2).stderr
+    refused = project.negativa("lock", status=1).stderr
+    assert f": not locked: {found}; trace again\n" in refused
 
 
 @pytest.mark.slow
@@ -277,9 +274,8 @@ def test_tests_that_failed_leave_a_trace_for_a_slim_with_a_spare(
     deployed = project.folder / "deployed"
     deployed.mkdir()
     shutil.copy(library, deployed)
-    spare = ("--spare", "spares", "--cpu-pages", ".negativa/latest", "--dry-run")
-    slim = ("slim", "--arch", "sm_90", *spare, str(deployed))
-    done = project.negativa(*slim)
+    project.negativa("lock")
+    done = project.negativa("slim", "--spare", "spares", "--dry-run", str(deployed))
     run = (project.results / "latest").resolve().name
     told = f"{run}: 1 test failed; CPU code that only such tests need comes from the spare\n"
     assert done.stderr.count(told) == 1

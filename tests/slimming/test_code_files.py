@@ -324,7 +324,7 @@ def test_a_mistyped_subcommand(site: Path) -> None:
 @pytest.mark.parametrize("by", ["arch", "lock"])
 def test_a_spare_leaves_the_files_and_says_so(site: Path, tmp_path: Path, by: str) -> None:
     before = digests(site)
-    options = SlimOptions(spare=SpareTarget.of(tmp_path / "spares", None))
+    options = SlimOptions(spare=SpareTarget(tmp_path / "spares"))
     request = SlimRequest(paths=(site,), devices=(H200,), options=options)
     if by == "lock":
         lock = locked(site, "one.cubin")
@@ -338,7 +338,7 @@ def test_a_spare_leaves_the_files_and_says_so(site: Path, tmp_path: Path, by: st
 
 
 def test_a_spare_leaves_only_files_that_are_here(site: Path, tmp_path: Path) -> None:
-    options = SlimOptions(spare=SpareTarget.of(tmp_path / "spares", None))
+    options = SlimOptions(spare=SpareTarget(tmp_path / "spares"))
     lock = locked(site, "one.cubin")
     (site / "kernels/cubins/a/two.cubin").unlink()
     [row] = slim_trees(SlimRequest(paths=(site,), lock=lock, options=options)).rows

@@ -14,17 +14,18 @@ import msgspec
 import pytest
 
 from pytest_negativa.gpucode.source import digest_of
+from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.compacting import needs_compiler
 from tests.support.cutting import compile_library, trace_of
 from tests.support.made_site import HOST, ONE, TWO, Made
-from tests.support.sites import lock_of
+from tests.support.sites import lock_of, with_pages
 
 pytestmark = needs_compiler
 
 PAGES = "host/libpages.so"
 ARCH, LOCK = ["--arch", "sm_75"], ["--lock", "both.lock"]
-SPARE, TRACE = ["--spare", "spares"], ["--cpu-pages", "cpu.json"]
+SPARE = ["--spare", "spares"]
 
 # What a program that gets a library's path does with it, Python doesn't tell: it counts as one.
 _COUNTING = """
@@ -67,8 +68,8 @@ def slim(site: Path, log: Path, *options: str) -> list[dict[str, Any]]:
     ]
 
 
-def trace(site: Path, log: Path) -> None:
-    """Write a trace of CPU code that knows all libraries of a site, and a part of one."""
+def trace(site: Path) -> HostUsage:
+    """A trace of CPU code that knows all libraries of a site, and a part of one."""
     usage = trace_of(site / PAGES)
     [pages] = usage.libraries
     others = [
@@ -82,8 +83,7 @@ def trace(site: Path, log: Path) -> None:
         )
         for name in (ONE, TWO)
     ]
-    usage = msgspec.structs.replace(usage, libraries=(pages, *others))
-    log.write_bytes(msgspec.json.encode(usage))
+    return msgspec.structs.replace(usage, libraries=(pages, *others))
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,10 @@ def trace(site: Path, log: Path) -> None:
         ([*ARCH, "--keep-originals", "originals"], [ONE, TWO]),
         # All are planned before the first is cut, and the holes of the results are counted.
         ([*ARCH, *SPARE], [ONE, TWO]),
-        ([*ARCH, *SPARE, *TRACE], [ONE, TWO, PAGES]),
+        (["--lock", "pages.lock", *ARCH, *SPARE], [ONE, TWO, PAGES]),
         # They are found by digest.
         ([*LOCK, "--no-way-back"], [ONE, TWO]),
-        ([*LOCK, *SPARE, *TRACE], [ONE, TWO, PAGES]),
+        (["--lock", "all.lock", *SPARE], [ONE, TWO, PAGES]),
         # The other libraries of its distributions are searched for GPU code.
         (["--lock", "one.lock", *ARCH, "--no-way-back"], [ONE, TWO]),
     ],
@@ -107,7 +107,8 @@ def test_openings_for_facts_work_and_check_and_one_listing(
     # As pip install --target makes it: its name doesn't tell that distributions are there.
     folder = site.folder.rename(tmp_path.resolve() / "target")
     shutil.copy(pages, folder / PAGES)
-    trace(folder, tmp_path / "cpu.json")
+    save_lock(with_pages(trace(folder)), tmp_path / "pages.lock")
+    save_lock(with_pages(trace(folder), site.lock), tmp_path / "all.lock")
     save_lock(site.lock, tmp_path / "both.lock")
     save_lock(lock_of(folder / ONE), tmp_path / "one.lock")
     opened, listed, _ = slim(folder, tmp_path / "log.json", *options, "--yes")

@@ -19,15 +19,15 @@ import pytest
 from click.testing import CliRunner
 from msgspec import structs
 
+from pytest_negativa.analysis.lock import widen_lock
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
-from pytest_negativa.errors import OptionError, ReconstructError
+from pytest_negativa.errors import OptionError, ReconstructError, StaleLibraryError
 from pytest_negativa.gpucode.elf_tables import EM_AARCH64
 from pytest_negativa.gpucode.source import ByteSource, digest_of
 from pytest_negativa.hostcode.page_logs import read_misses
-from pytest_negativa.models.hostcode import HostUsage
+from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.slimming import SlimStatus
-from pytest_negativa.processes.page_watch import read_processor
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.rebuild import rebuild_original
 from pytest_negativa.slimming import slim as engine
@@ -41,6 +41,7 @@ from pytest_negativa.slimming.spares import (
     find_spare,
     least_hole,
     note_of,
+    plan_cut,
     problem_of,
 )
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, scan
@@ -55,7 +56,7 @@ from tests.support.made_site import HOST, ONE, TWO, Made
 from tests.support.mounts import bind, in_namespace, leave, mount, read_only, small_disk
 from tests.support.paged import compile_constants, needs_page_watch
 from tests.support.sessions import unmeasured_environ
-from tests.support.sites import digests, make_wheel, snapshot, wrong_files
+from tests.support.sites import digests, make_wheel, snapshot, with_pages, wrong_files
 from tests.support.slim_rows import statuses
 
 pytestmark = [needs_compiler, needs_stub]
@@ -87,13 +88,14 @@ def slim(
     tmp_path: Path,
     *devices: ComputeCapability,
     require: bool = False,
+    lock: Lock | None = None,
     **others: Any,
 ) -> SlimReport:
     """Slim by archs if there are any, else by the lock; no library is loaded for a check."""
     options = {"spare": SpareTarget(tmp_path / "spares"), **others}
     request = SlimRequest(
         paths=(site.folder,),
-        lock=None if devices else site.lock,
+        lock=lock or (None if devices else site.lock),
         devices=devices,
         require=require,
         options=SlimOptions(**options),
@@ -704,9 +706,8 @@ def test_no_room_for_a_spare(site: Made, tmp_path: Path, fault: PlantedFault) ->
 def test_untouched_cpu_code_goes_too(site: Made, tmp_path: Path, by: str) -> None:
     library = compile_library(tmp_path)
     shutil.copy(library, site.folder / "host/libpages.so")
-    usage = trace_of(library)
-    spare = SpareTarget.of(tmp_path / "spares", usage)
-    report = slim(site, tmp_path, *([SM_80] if by == "archs" else []), spare=spare)
+    lock = with_pages(trace_of(library), site.lock if by == "lock" else None)
+    report = slim(site, tmp_path, *([SM_80] if by == "archs" else []), lock=lock)
     [row] = [row for row in report.rows if row.path.endswith("libpages.so")]
     assert row.status is SlimStatus.SLIMMED and row.after < row.before - 700_000
     script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).sum(0, int(sys.argv[2])))"
@@ -725,7 +726,7 @@ def test_untouched_cpu_code_goes_too(site: Made, tmp_path: Path, by: str) -> Non
 def test_cpu_code_that_came_back_stays(site: Made, tmp_path: Path) -> None:
     library = site.folder / "host/libpages.so"
     shutil.copy(compile_library(tmp_path), library)
-    policy = SpareTarget.of(tmp_path / "spares", trace_of(library))
+    lock = with_pages(trace_of(library), site.lock)
     logs = tmp_path / "logs"
     script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).sum(3, 30))"
 
@@ -734,15 +735,25 @@ def test_cpu_code_that_came_back_stays(site: Made, tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-c", script, str(library)], env=environ, check=True)
         return [one for one in read_misses([logs]) if one.pages]
 
-    slim(site, tmp_path, spare=policy)
+    slim(site, tmp_path, lock=lock)
     cut = library.stat().st_size
     came_back = misses()
     assert [one.name for one in came_back] == [library.name]
-    report = slim(site, tmp_path, spare=policy.with_misses(came_back))
+    widened, added = widen_lock(lock, came_back, [])
+    [(key, count)] = added.items()
+    assert key == ("host/libpages.so", "page") and count == len(came_back[0].pages)
+    report = slim(site, tmp_path, lock=widened)
     assert not report.failed
     assert library.stat().st_size > cut
     shutil.rmtree(logs)
     assert not misses()
+
+
+def test_pages_of_another_file_than_the_lock_has_are_refused(site: Made) -> None:
+    """It was replaced after slim had found it by its digest."""
+    row = LockedLibrary(path=HOST, sha256="0" * 64, size=site.host.stat().st_size, pages="1")
+    with ByteSource(site.host) as source, pytest.raises(StaleLibraryError, match="another file"):
+        plan_cut(source, None, None, row)
 
 
 @needs_page_watch
@@ -756,7 +767,9 @@ def test_constants_that_no_process_read_go_too(tmp_path: Path) -> None:
     command = [sys.executable, "-c", run_it, str(library)]
     traced = negativa("--dir", run, "trace", "--cpu", "--", *command)
     assert traced.returncode == 0, traced.stderr
-    words = ["--arch=sm_80", "--spare", tmp_path / "spares", "--cpu-pages", run / "latest", site]
+    lock = tmp_path / "negativa.lock"
+    assert negativa("--dir", run, "lock", "-o", lock).returncode == 0
+    words = ["--lock", lock, "--arch=sm_80", "--spare", tmp_path / "spares", site]
     assert "libconstants.so" in negativa("slim", *words, "--dry-run").stdout
     done = negativa("slim", *words)
     assert done.returncode == 0 and "holes" not in done.stderr, done.stderr
@@ -801,17 +814,6 @@ def test_all_libraries_share_the_holes(site: Made, tmp_path: Path) -> None:
     assert slim_with(3).holes == holes()
     assert statuses(slim_with(100).rows) == dict.fromkeys((ONE, TWO), SlimStatus.SLIMMED)
     assert holes() == report.holes
-
-
-def test_a_trace_that_may_lack_pages_is_refused(tmp_path: Path) -> None:
-    usage = HostUsage(
-        processors=(read_processor(),),
-        processes={"run": 1},
-        libraries=(),
-        incomplete=("3 loads were not recorded",),
-    )
-    with pytest.raises(OptionError, match="3 loads were not recorded"):
-        SpareTarget.of(tmp_path, usage)
 
 
 @pytest.mark.slow

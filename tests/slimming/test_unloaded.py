@@ -32,7 +32,7 @@ from pytest_negativa.storage.lockfile import save_lock
 from tests.support.compacting import needs_compiler
 from tests.support.cutting import PAGES, compile_library, logged, needs_stub, trace_of
 from tests.support.made_site import HOST, ONE, TWO, Made
-from tests.support.sites import digests, wrong_files
+from tests.support.sites import digests, with_pages, wrong_files
 
 pytestmark = [needs_compiler, needs_stub]
 
@@ -77,12 +77,11 @@ class Deployment:
 
     def slim(self, **request: object) -> dict[str, SlimRow]:
         """Slim with a trace of CPU code; nothing is loaded for a check."""
-        policy = SpareTarget.of(self.folder / "spares", self.trace)
         values = {
             "paths": (self.site.folder,),
-            "lock": self.lock,
+            "lock": with_pages(self.trace, self.lock),
             "spare_never_loaded": True,
-            "options": SlimOptions(spare=policy),
+            "options": SlimOptions(spare=SpareTarget(self.folder / "spares")),
             **request,
         }
         report = slim_trees(SlimRequest(**values))  # type: ignore[arg-type]
@@ -120,10 +119,9 @@ def test_their_code_comes_back_and_so_do_the_originals(deployment: Deployment) -
     site, folder = deployment.site, deployment.folder
     before = digests(site.folder)
     output, _ = deployment.use()
-    lock, trace, logs = folder / "negativa.lock", folder / "cpu.json", deployment.logs
-    save_lock(deployment.lock, lock)
-    trace.write_bytes(msgspec.json.encode(deployment.trace))
-    words = ["slim", "--lock", lock, "--spare", folder / "spares", "--cpu-pages", trace]
+    lock, logs = folder / "negativa.lock", deployment.logs
+    save_lock(with_pages(deployment.trace, deployment.lock), lock)
+    words = ["slim", "--lock", lock, "--spare", folder / "spares"]
 
     def slim(*more: object) -> dict[str, SlimRow]:
         arguments = map(str, (*words, "--spare-never-loaded", "--json", *more, site.folder))
@@ -154,15 +152,14 @@ def test_their_code_comes_back_and_so_do_the_originals(deployment: Deployment) -
     sound = [row for tree in scan((site.folder,)) for row in check_tree(tree)]
     assert sound and all(row.status is SlimStatus.SOUND for row in sound)
 
-    # What came back stays, if the logs say so; the lock can't tell.
+    # What came back stays, if the lock knows it.
     some, _ = deployment.use(30)
     command = ["lock", "--add-misses", *map(str, (logs, site.folder, "-o", lock))]
     done = CliRunner().invoke(main, command, catch_exceptions=False)
-    assert (
-        "libtwo.so: came back in part, and is not in the lock; negativa slim keeps what came back "
-        "with --add-misses, beside --spare-never-loaded or --cpu-pages\n"
-    ) in done.stdout
-    kept = slim("--add-misses", logs)
+    pages = {one.name: len(one.pages) for one in read_misses([logs])}
+    told = (f"{name}: keeps {count} pages that came back" for name, count in pages.items() if count)
+    assert sorted(done.stdout.splitlines()) == sorted(told)
+    kept = slim()
     assert kept[TWO].after > rows[TWO].after
     assert deployment.use(30) == (some, [])
 
@@ -177,11 +174,8 @@ def test_libraries_that_the_lock_or_the_trace_may_know_stay(deployment: Deployme
 
     def is_left(**changed: object) -> bool:
         rows = deployment.slim(
-            lock=seal(msgspec.structs.replace(lock, **changed)),
-            options=SlimOptions(
-                spare=SpareTarget.of(deployment.folder / "spares", deployment.trace),
-                dry_run=True,
-            ),
+            lock=with_pages(deployment.trace, msgspec.structs.replace(lock, **changed)),
+            options=SlimOptions(spare=SpareTarget(deployment.folder / "spares"), dry_run=True),
         )
         # The trace has their content.
         assert {rows[name].status for name in (HOST, OTHER)} == {SlimStatus.LEFT}
@@ -208,9 +202,8 @@ def test_libraries_that_the_lock_or_the_trace_may_know_stay(deployment: Deployme
 
 @pytest.mark.slow
 def test_without_a_trace_gpu_code_goes_alone(deployment: Deployment) -> None:
-    options = SlimOptions(spare=SpareTarget(deployment.folder / "spares"))
     output, _ = deployment.use()
-    rows = deployment.slim(options=options)
+    rows = deployment.slim(lock=deployment.lock)
     assert rows[TWO].status is SlimStatus.SLIMMED and PAGES_NAME not in rows
     again, came_back = deployment.use()
     assert again == output
@@ -219,7 +212,7 @@ def test_without_a_trace_gpu_code_goes_alone(deployment: Deployment) -> None:
     # A lock that needs all of it brings the original back.
     left = LeftOut(path=TWO, reason="not verified")
     lock = seal(msgspec.structs.replace(deployment.lock, left_out=(left,)))
-    row = deployment.slim(lock=lock, options=options)[TWO]
+    row = deployment.slim(lock=lock)[TWO]
     assert row.status is SlimStatus.UNDONE and "the lock leaves it out" in (row.detail or "")
 
     # With a trace, all goes that can; and a lock that knows it gives it back.
@@ -228,7 +221,8 @@ def test_without_a_trace_gpu_code_goes_alone(deployment: Deployment) -> None:
     # Also those that have no GPU code.
     told = "".join(report_image(deployment.site.folder).notes)
     assert told.startswith("libraries with a spare: 3; ")
-    known = deployment.slim(lock=deployment.site.lock, spare_never_loaded=False)
+    lock = with_pages(deployment.trace, deployment.site.lock)
+    known = deployment.slim(lock=lock, spare_never_loaded=False)
     assert known[TWO].status is SlimStatus.SLIMMED and known[TWO].detail is None
     assert known[TWO].after > both[TWO].after
     assert not load_manifest(deployment.site.folder).slimmed[TWO].never_loaded

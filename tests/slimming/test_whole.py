@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from pytest_negativa.analysis.lock import widen_lock
 from pytest_negativa.cli.main import main
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
@@ -28,7 +29,8 @@ from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget, find_spare
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan
 from pytest_negativa.slimming.worklist import _libraries_of_negativa
-from pytest_negativa.spare.misses import Misses
+from pytest_negativa.spare.misses import Miss, Misses
+from pytest_negativa.storage.lockfile import save_lock
 from tests.support.compacting import needs_compiler
 from tests.support.compiling import compile_c, compile_shared
 from tests.support.cutting import needs_stub
@@ -36,7 +38,7 @@ from tests.support.faults import PlantedFault
 from tests.support.kills import points, run
 from tests.support.libraries import NEGATIVA
 from tests.support.made_site import HOST, ONE, TWO, Made
-from tests.support.sites import digests, make_wheel, pip_install, wrong_files
+from tests.support.sites import digests, make_wheel, pip_install, with_pages, wrong_files
 
 pytestmark = [needs_compiler, needs_stub]
 
@@ -81,24 +83,19 @@ class Deployment:
         )
 
     def words(self, *more: object, opened: tuple[str, ...] = (ONE, HOST)) -> list[str]:
-        trace = self.folder / "cpu.json"
-        trace.write_bytes(msgspec.json.encode(self.trace(*opened)))
-        spare = ["--spare", self.folder / "spares", "--cpu-pages", trace]
+        lock = self.folder / "negativa.lock"
+        save_lock(with_pages(self.trace(*opened)), lock)
+        spare = ["--spare", self.folder / "spares", "--lock", lock]
         return [str(word) for word in ("slim", "--arch=sm_90", *spare, *more, self.site)]
 
     def slim(self, *more: object, opened: tuple[str, ...] = (ONE, HOST)) -> dict[str, SlimRow]:
         return rows_of(invoke(*self.words("--json", *more, opened=opened)))
 
-    def slim_by(
-        self, lock: Lock, policy: SpareTarget, *, dry_run: bool = False
-    ) -> dict[str, SlimRow]:
-        options = SlimOptions(spare=policy, dry_run=dry_run)
+    def slim_by(self, lock: Lock, *remove: str, dry_run: bool = False) -> dict[str, SlimRow]:
+        spare = SpareTarget(self.folder / "spares", remove=remove)
+        options = SlimOptions(spare=spare, dry_run=dry_run)
         report = slim_trees(SlimRequest((self.site,), lock, options=options))
         return {row.path: row for row in report.rows}
-
-    def policy(self, *names: str, folder: str | None = None) -> SpareTarget:
-        trace = self.trace(*names, folder=folder)
-        return SpareTarget.of(self.folder / "spares", trace, remove=("libtwo.so", "dist:used.code"))
 
     def undo(self) -> dict[str, SlimRow]:
         return rows_of(invoke("slim", "undo", "--json", self.site))
@@ -204,13 +201,14 @@ def test_no_trace_of_this_environment_or_of_all_tests_moves_nothing(
     deployment: Deployment,
 ) -> None:
     foreign = invoke(*deployment.words("--remove", "lib*.so", opened=()))
-    assert foreign.exit_code == 0
+    assert foreign.exit_code == 1 and "nothing of the lock is there" in foreign.stderr
     assert "remove: lib*.so names no library here that can go whole" in foreign.stderr
     words = deployment.words("--remove", "lib*.so")
     trace = msgspec.structs.replace(deployment.trace(ONE, HOST), failed=("R: 7 tests failed",))
-    (deployment.folder / "cpu.json").write_bytes(msgspec.json.encode(trace))
+    save_lock(with_pages(trace), deployment.folder / "negativa.lock")
     failed = invoke(*words)
-    assert "a test that failed may not have opened all that it needs" in failed.stderr
+    assert "remove moves no library: it goes with " in failed.stderr
+    assert "R: 7 tests failed; CPU code that only such tests need" in failed.stderr
     assert not moved(deployment.slim(opened=(ONE, HOST)))
 
 
@@ -301,37 +299,41 @@ def test_a_library_that_is_needed_now_comes_back(deployment: Deployment) -> None
     assert deployment.load(deployment.site / LATER).returncode == 0
     assert moved(deployment.slim(*remove)) == {TWO, LATER}
     rows = deployment.slim("--remove", "libtwo.so")
-    assert moved(rows) == {TWO} and rows[LATER].status is SlimStatus.SLIMMED
+    assert moved(rows) == {TWO} and rows[LATER].status is SlimStatus.UNDONE
     assert not moved(deployment.slim())
     assert deployment.load(deployment.site / TWO).returncode == 0
 
 
 @pytest.mark.slow
 def test_beside_a_lock(deployment: Deployment, site: Made) -> None:
-    """What the lock or the trace knows stays, by content or name, and what came back."""
+    """What the lock knows stays, by content or name, and what came back."""
+    remove = ("libtwo.so", "dist:used.code")
 
-    def goes(lock: Lock, policy: SpareTarget) -> set[str]:
-        return moved(deployment.slim_by(lock, policy, dry_run=True))
+    def goes(lock: Lock, *opened: str, folder: str | None = None) -> set[str]:
+        made = with_pages(deployment.trace(*(opened or (HOST,)), folder=folder), lock)
+        return moved(deployment.slim_by(made, *remove, dry_run=True))
 
-    lock = seal(msgspec.structs.replace(site.lock, libraries=site.lock.libraries[:1]))
-    policy = deployment.policy(HOST)
-    assert goes(lock, policy) == {TWO, LATER}
-    assert goes(site.lock, policy) == {LATER}
+    lock = msgspec.structs.replace(site.lock, libraries=site.lock.libraries[:1])
+    assert goes(lock) == {TWO, LATER}
+    assert goes(site.lock) == {LATER}
     soname = LeftOut(path="elsewhere/libnew.so", soname="liblater.so", reason="not verified")
-    assert goes(seal(msgspec.structs.replace(lock, left_out=(soname,))), policy) == {TWO}
-    assert goes(lock, deployment.policy(HOST, LATER)) == {TWO}
-    assert goes(lock, deployment.policy(LATER, folder="/elsewhere/another.so")) == {TWO}
+    assert goes(msgspec.structs.replace(lock, left_out=(soname,))) == {TWO}
+    assert goes(lock, HOST, LATER) == {TWO}
+    assert goes(lock, LATER, folder="/elsewhere/another.so") == {TWO}
     [one] = deployment.trace(LATER).libraries
     other = msgspec.structs.replace(one, sha256="0" * 64, size=1)
-    assert goes(lock, replace(policy, loaded=(other,))) == {TWO}
-    assert goes(lock, SpareTarget(policy.folder, remove=policy.remove)) == set()
+    trace = msgspec.structs.replace(deployment.trace(HOST), libraries=(other,))
+    assert moved(deployment.slim_by(with_pages(trace, lock), *remove, dry_run=True)) == {TWO}
+    assert moved(deployment.slim_by(seal(lock), *remove, dry_run=True)) == set()
     original = bytes.fromhex(deployment.before[LATER])
-    missed = Misses("liblater.so", original, deployment.sizes[LATER], {})
-    assert goes(lock, policy.with_misses([missed])) == {TWO}
+    missed = Misses("liblater.so", original, deployment.sizes[LATER], {0: Miss(1, 0, False)})
+    known = with_pages(deployment.trace(HOST), lock)
+    widened, _ = widen_lock(known, [missed], [])
+    assert moved(deployment.slim_by(widened, *remove, dry_run=True)) == {TWO}
 
-    assert moved(deployment.slim_by(lock, policy)) == {TWO, LATER}
+    assert moved(deployment.slim_by(known, *remove)) == {TWO, LATER}
     # No rule concerns it any more.
-    row = deployment.slim_by(lock, replace(policy, remove=("libtwo.so",)))[LATER]
+    row = deployment.slim_by(known, "libtwo.so")[LATER]
     assert row.status is SlimStatus.UNDONE and "now a run opened it" in (row.detail or "")
     assert digests(deployment.site)[LATER] == deployment.before[LATER]
 
@@ -341,15 +343,12 @@ def test_a_list_without_a_run_moves_nothing(deployment: Deployment) -> None:
     words = ("slim", "--arch=sm_90", "--dry-run", "--spare", deployment.folder / "spares")
     done = invoke(*words, deployment.site)
     assert done.exit_code == 0 and "moved whole" not in done.stdout
-    assert "negativa.yaml:1:9: remove moves no library without --spare and --cpu-pages" in (
-        done.stderr
-    )
-    trace = deployment.words()[5]
-    done = invoke(*words, "--cpu-pages", trace, "--remove", "dist:gpu-cod", deployment.site)
+    assert "negativa.yaml:1:9: remove moves no library: it goes with --spare" in done.stderr
+    done = invoke(*deployment.words("--dry-run", "--remove", "dist:gpu-cod"))
     assert done.exit_code == 0
     assert "remove: dist:gpu-cod names no library here that can go whole" in done.stderr
     refused = invoke(*words, "--remove", "libtwo.so", deployment.site)
-    assert refused.exit_code == 2 and "--remove goes with --cpu-pages" in refused.stderr
+    assert refused.exit_code == 2 and "--remove goes with --spare and a lock" in refused.stderr
 
 
 @pytest.mark.nightly

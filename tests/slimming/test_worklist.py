@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
-from pytest_negativa.slimming.recipes import Recipe, by_archs, never_loaded, strip_only
+from pytest_negativa.slimming.recipes import Kind, Recipe, by_archs, strip_only
 from pytest_negativa.slimming.slimmed import Fate, Slimmed
 from pytest_negativa.slimming.tree import Tree, scan_folder
 from pytest_negativa.slimming.worklist import Task, classify
@@ -109,7 +110,7 @@ class TestSlimmedBefore:
             (100, ARCHS, SlimStatus.FAILED),
             (0, ARCHS, SlimStatus.LEFT),
             (100, strip_only(), SlimStatus.LEFT),
-            (100, never_loaded("lock", strip=True, strip_others=False), SlimStatus.LEFT),
+            (100, replace(ARCHS, kind=Kind.NEVER_LOADED), SlimStatus.LEFT),
         ],
     )
     def test_in_another_way_without(

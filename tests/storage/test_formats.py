@@ -13,7 +13,7 @@ import pytest
 from pytest_negativa import models
 from pytest_negativa.analysis.vex import load_vulnerabilities
 from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.gather import gather, load_files, load_touched
+from pytest_negativa.hostcode.gather import gather, load_files
 from pytest_negativa.models.base import Versioned
 from pytest_negativa.models.outcomes import SessionStarted
 from pytest_negativa.models.trace import Header
@@ -31,7 +31,7 @@ from pytest_negativa.storage.results import (
     load_usage,
     load_verdict,
 )
-from pytest_negativa.storage.runs import Run, RunsFolder, digests_in
+from pytest_negativa.storage.runs import Run, digests_in
 
 Load = Callable[[Path], object]
 
@@ -76,7 +76,6 @@ def _below(path: Path) -> str:
         (*_of_run(_below(_RUN.combined_tests_file), load_tests), "combine again"),
         (*_of_run(_below(_RUN.page_log_files), load_files), "trace again"),
         (*_of_run(_below(_RUN.host_usage_file), gather), "trace again"),
-        ("cpu.json", lambda path: load_touched(str(path), RunsFolder(path.parent)), "trace again"),
         (digests_in(Path()).name, lambda path: load_digests(path.parent), "and trace again"),
         ("map.json", load_map, "make the map again"),
         ("baseline.json", load_baseline, "write it again (negativa report baseline:FILE)"),

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.analysis import AnalyzedLibrary
+from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.spans import Span
@@ -26,7 +27,7 @@ from pytest_negativa.models.verdict import (
     TestVerdict,
     Verdict,
 )
-from pytest_negativa.planning.lock import make_lock
+from pytest_negativa.planning.lock import make_lock, with_cpu_code
 from tests.support.compacting import plan_of, read
 from tests.support.libraries import MULTIARCH
 
@@ -199,3 +200,9 @@ def digests(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.is_symlink()
     }
+
+
+def with_pages(usage: HostUsage, lock: Lock | None = None) -> Lock:
+    """A lock, or one without GPU code, with what a run touched of CPU code."""
+    lock = lock or make_lock("run", [], None, Owners().of, unproved=True)
+    return with_cpu_code(lock, usage, None, Owners().of)

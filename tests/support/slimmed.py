@@ -35,7 +35,7 @@ from pytest_negativa.rewriting.compact.records import (
     Smaller,
 )
 from pytest_negativa.rewriting.layout import Edits
-from pytest_negativa.slimming.spares import SpareTarget, plan_cut
+from pytest_negativa.slimming.spares import plan_cut
 from pytest_negativa.storage.maps import decode_map, encode_map
 from tests.support.usages import library_usage, usage_of
 
@@ -86,7 +86,7 @@ def cut(library_map: LibraryMap, plan: LibraryPlan, folder: Path) -> Cut:
     """Cut as ``slim --spare`` does."""
     path = Path(library_map.library.path)
     with ByteSource(path) as source:
-        needed, containers = plan_cut(source, library_map, plan, SpareTarget(folder))
+        needed, containers = plan_cut(source, library_map, plan)
     return cut_library(path, folder / path.name, folder, needed, CutOptions(), containers)
 
 
