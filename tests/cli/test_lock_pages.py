@@ -53,7 +53,7 @@ def test_from_a_run_to_smaller_libraries_elsewhere(
 
     trace(0, 3)
     done = negativa("lock")
-    assert "CPU code and constants: " in done.stdout and "NOT PROVED" in done.stderr
+    assert "CPU code and data: " in done.stdout and "NOT PROVED" in done.stderr
     lock = Path("negativa.lock").rename(theirs / "negativa.lock")
     run = Path(".negativa/latest").resolve()
 
@@ -144,7 +144,7 @@ def test_beside_gpu_code(project: Project) -> None:
 
     run.host_usage_file.write_bytes(msgspec.json.encode(usage_of(here)))
     done = project.negativa(*gpu)
-    assert "CPU code and constants: 1 library, 4.1 kB unused\n" in done.stdout
+    assert "CPU code and data: 1 library, 4.1 kB unused\n" in done.stdout
     # It has to be asked for GPU code that is not proved, as ever.
     assert "it was not verified" in project.negativa("lock", status=1).stderr
     both = load_lock(project.folder / "negativa.lock")
