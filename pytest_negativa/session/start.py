@@ -91,7 +91,7 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
         plugins.register(RoundReports(round_spec), "negativa-round-reports")
     if round_spec is not None and verified and role is not Role.CONTROLLER:
         plugins.register(RoundHooks(round_spec), "negativa-round")
-    elif round_spec is not None and round_spec.repeated and round_spec.tests is not None:
+    elif round_spec is not None and round_spec.kind is RoundKind.ORIGINAL and round_spec.tests:
         plugins.register(OneWorker(), "negativa-one-worker")
     tracing_end.at_end(traced, traced.stop)
     if role is Role.WORKER:

@@ -43,6 +43,7 @@ def run(
     *repeated: str,
     most: int,
     seconds: float = LONG,
+    passed: bool = True,
     words: tuple[str, ...] = (),
 ) -> Log:
     """Run a suite with the hooks of a round, in this process."""
@@ -53,7 +54,7 @@ def run(
         pid_namespace=None,
         folder=str(pytester.path),
         is_pytest=True,
-        repeated=tuple(f"test_a.py::{name}" for name in repeated),
+        repeated={f"test_a.py::{name}": passed for name in repeated},
         most=most,
         seconds=seconds,
     )
@@ -69,15 +70,18 @@ def run(
         pytest.param("False", 7, id="fails"),
         # Perhaps only because another test ran before it, or left something behind.
         pytest.param("run > 0", 7, id="fails-first"),
-        pytest.param("run != 2", 4, id="as-traced-and-otherwise-and-as-traced"),
+        pytest.param("run != 2", 3, id="as-traced-and-otherwise"),
         pytest.param("run % 2", 3, id="in-turns"),
     ],
 )
+@pytest.mark.parametrize("passed", [True, False], ids=["passed", "failed"])
 def test_a_test_is_repeated_until_both_ends_are_known(
-    pytester: pytest.Pytester, ends: str, runs: int
+    pytester: pytest.Pytester, ends: str, runs: int, passed: bool
 ) -> None:
-    suite = f"def test_one():\n    run = next(RUNS)\n    assert {ends}\n"
-    assert run(pytester, suite, "test_one", most=7).calls == ["test_one"] * runs
+    wanted = ends if passed else f"not ({ends})"
+    suite = f"def test_one():\n    run = next(RUNS)\n    assert {wanted}\n"
+    log = run(pytester, suite, "test_one", most=7, passed=passed)
+    assert log.calls == ["test_one"] * runs
 
 
 def test_an_end_in_a_fixture_is_another_end(pytester: pytest.Pytester) -> None:
