@@ -206,6 +206,8 @@ class Verification:
             )
             for choose, runs in ((undecided_tests, 2), (accepted_failures, 1))
         )
+        if verify.rerun == 0 or not (differing or failing or self.traced.is_part):
+            return attempt
         verdict = judge(attempt) if attempt.plans else None
         missing = verdict.unmet if verdict is not None else ()
         if verdict is not None and not (differing or verdict.proved):
@@ -213,7 +215,7 @@ class Verification:
         # With tests that differ, nobody has compared yet what is missing.
         every = bool(missing or differing) and self.traced.is_part and not known
         again = tuple(dict.fromkeys((*differing, *failing)))
-        if verify.rerun == 0 or not (again or every) or any(d.witness in NEEDS for d in missing):
+        if not (again or every) or any(d.witness in NEEDS for d in missing):
             return attempt
         why = (
             "the copies left out work of the traced run"
