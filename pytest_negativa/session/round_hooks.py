@@ -149,12 +149,3 @@ class RoundHooks:
                     f"{CONTEXT_LOST} ({error}): the remaining tests run in a fresh process"
                 )
         return report
-
-
-class OneWorker:
-    """Has pytest-xdist start one worker: more would all collect, for a few tests."""
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_cmdline_main(self, config: pytest.Config) -> None:
-        if getattr(config.option, "numprocesses", None):
-            config.option.numprocesses = 1

@@ -42,6 +42,7 @@ class Program:
     Attributes:
         command: the command line of rounds that run all tests.
         again: the command line of rounds that run some tests.
+        alone: the same in one process, for tests that run again on the originals.
         cwd: the folder in which it runs.
         root: the folder against which paths of the project can be understood.
         environ: its environment.
@@ -52,6 +53,7 @@ class Program:
 
     command: tuple[str, ...]
     again: tuple[str, ...]
+    alone: tuple[str, ...]
     cwd: Path
     root: Path
     environ: Mapping[str, str]
@@ -148,7 +150,8 @@ def run_round(
     round_file = save_round(round_spec)
     run = Run(Path(round_spec.folder))
     outcomes = run.outcomes_file
-    command = program.command if round_spec.tests is None else program.again
+    some = program.alone if round_spec.kind is RoundKind.ORIGINAL else program.again
+    command = program.command if round_spec.tests is None else some
     environ = {**environ, ROUND_VARIABLE: str(round_file)}
     writer = None if program.is_pytest else CommandOutcome(outcomes, command)
     begin = time.monotonic()

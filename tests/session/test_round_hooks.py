@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.round import Round, RoundKind
-from pytest_negativa.session.round_hooks import OneWorker, RoundHooks
+from pytest_negativa.session.round_hooks import RoundHooks
 from pytest_negativa.storage.outcomes import read_outcomes
 from tests.support.verified import VerifiedProject
 
@@ -137,15 +137,9 @@ def test_one(request):
     assert run(pytester, suite, "test_one", most=5, words=words).calls == ["test_one"]
 
 
-def test_one_worker_is_enough(pytester: pytest.Pytester) -> None:
-    for words in (("-n3",), ("-nauto",), ()):
-        config = pytester.parseconfig(*words)
-        OneWorker().pytest_cmdline_main(config)
-        assert config.option.numprocesses == (1 if words else None)
-
-
 @pytest.mark.slow
-def test_a_rerun_of_some_tests_has_one_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["-n2", "--dist=load --tx=2*popen"])
+def test_a_rerun_of_some_tests_has_no_workers(tmp_path: Path, words: str) -> None:
     suite = """
 def test_use():
     use(LIB)
@@ -155,8 +149,8 @@ def test_flaky(number):
     assert FAULT != "fails"
 """
     project = VerifiedProject(tmp_path / "project", suite).trace()
-    project.verify("-n2", status=1, FAULT="fails")
+    project.verify(*words.split(), status=1, FAULT="fails")
     [file] = project.run_folder.glob("verify/*/*-original/tests.jsonl")
     session = read_outcomes(file, repeats=True)
-    assert {test.worker for test in (*session.tests, *session.repeats)} == {"gw0"}
+    assert {test.worker for test in (*session.tests, *session.repeats)} == {None}
     assert len(session.tests) == 4 and len(session.repeats) == 4 * 19
