@@ -98,7 +98,6 @@ def verify(command: tuple[str, ...], **flags: Any) -> None:
     program = Program(
         command=words,
         again=words,
-        alone=words,
         cwd=here,
         root=here,
         environ=os.environ,

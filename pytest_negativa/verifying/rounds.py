@@ -42,24 +42,24 @@ class Program:
     Attributes:
         command: the command line of rounds that run all tests.
         again: the command line of rounds that run some tests.
-        alone: the same in one process, for tests that run again on the originals.
         cwd: the folder in which it runs.
         root: the folder against which paths of the project can be understood.
         environ: its environment.
         is_pytest: it traces itself and writes its outcomes; else its exit status is its outcome.
         interactive: a person is debugging it, so there is no time limit.
         folds: its output may go to a file: pytest captures what tests write, so they can't tell.
+        alone: ``again`` in one process, for tests that run again on the originals.
     """
 
     command: tuple[str, ...]
     again: tuple[str, ...]
-    alone: tuple[str, ...]
     cwd: Path
     root: Path
     environ: Mapping[str, str]
     is_pytest: bool
     interactive: bool = False
     folds: bool = False
+    alone: tuple[str, ...] = ()
 
     def new_round(
         self,

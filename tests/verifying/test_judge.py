@@ -308,7 +308,7 @@ def attempt_of(made: tuple[LibraryPlan, Reconstruction], *tests: TestResult) -> 
     return Attempt(
         traced=traced,
         plans=(plan,),
-        program=Program(("tests",), (), (), Path(), Path(), {}, is_pytest=True),
+        program=Program(("tests",), (), Path(), Path(), {}, is_pytest=True),
         settings=DEFAULTS.verify,
         reconstruction=reconstruction,
         rounds=(result,),
