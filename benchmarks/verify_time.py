@@ -1,9 +1,9 @@
 """Cost of a proof: suites of a minute on the stand-in for a GPU, plain, traced, and proved.
 
-The suites are thirty tests of two seconds, and a hundred small ones; without and with three tests
-that fail at random, half of the time. Each row gives the wall time of the whole command, its ratio
-to that of plain pytest, the CPU time of all its processes, and the verdict. With a folder, the rows
-are those of its suite, on this machine's GPU.
+The suites are thirty tests of two seconds, and a hundred small ones: alone, with three tests that
+fail at random, half of the time, and with ten more that always fail. Each row gives the wall time
+of the whole command, its ratio to that of plain pytest, the CPU time of all its processes, and the
+verdict. With a folder, the rows are those of its suite, on this machine's GPU.
 
 Run: python -m benchmarks.verify_time [SUITE_FOLDER] [--workers 0,4] [--times 1] [--more 1]
 """
@@ -39,6 +39,14 @@ def test_flaky(number):
     time.sleep({seconds})
     assert random.random() < 0.5
 """
+_FAILING = """
+@pytest.mark.parametrize("number", range(10))
+def test_fails(number):
+    use(LIB, 0)
+    time.sleep({seconds})
+    assert False
+"""
+_MORE = {"none flaky": "", "3 flaky": _FLAKY, "3 flaky, 10 fail": _FLAKY + _FAILING}
 # Tests, and seconds of each.
 _SUITES = ((30, 2.0), (100, 0.01))
 _COMMANDS = {
@@ -58,12 +66,10 @@ class _Suite:
 def _stand_ins(folder: Path, more: int) -> Iterator[_Suite]:
     for tests, seconds in _SUITES:
         count = more * tests
-        for flaky in (False, True):
-            text = _SLEEPING + _FLAKY if flaky else _SLEEPING
-            text = text.format(count=count, seconds=seconds)
-            project = VerifiedProject(folder / f"{count}-{flaky}", text)
-            label = f"{count} of {seconds:g} s, {'3 flaky' if flaky else 'none flaky'}"
-            yield _Suite(label, project.folder, project.environ)
+        for words, others in _MORE.items():
+            text = (_SLEEPING + others).format(count=count, seconds=seconds)
+            project = VerifiedProject(folder / f"{count}-{len(others)}", text)
+            yield _Suite(f"{count} of {seconds:g} s, {words}", project.folder, project.environ)
 
 
 def _run(suite: _Suite, words: tuple[str, ...]) -> tuple[float, float, str]:
@@ -99,7 +105,7 @@ def main() -> None:
         suites = [*_stand_ins(Path(name), arguments.more)]
         if given is not None:
             suites = [_Suite(given.name, given, {**os.environ, "NEGATIVA_DIR": f"{name}/runs"})]
-        print(f"{'suite':28} {'-n':>3} {'command':18} {'wall':>8} {'ratio':>6} {'CPU':>8}  verdict")
+        print(f"{'suite':32} {'-n':>3} {'command':18} {'wall':>8} {'ratio':>6} {'CPU':>8}  verdict")
         for suite in suites:
             for workers in arguments.workers.split(","):
                 spread = ("-n", workers) if int(workers) else ()
@@ -110,7 +116,7 @@ def main() -> None:
                     wall, cpu = statistics.median(walls), statistics.median(cpus)
                     plain = plain or wall
                     print(
-                        f"{suite.name:28} {workers:>3} {label:18} {wall:6.1f} s {wall / plain:6.2f}"
+                        f"{suite.name:32} {workers:>3} {label:18} {wall:6.1f} s {wall / plain:6.2f}"
                         f" {cpu:6.1f} s  {', '.join(sorted({*verdicts}))}",
                         flush=True,
                     )

@@ -81,6 +81,12 @@ def analyze(
     return _Analyzer(usage, settings, added, vetoes, healed, watched).run(workers, on_done)
 
 
+def map_loaded(usage: Usage, settings: Settings, paths: Iterable[str]) -> Iterator[object]:
+    """Map libraries of a usage as ``analyze`` does, for the cache; none before a GPU is known."""
+    if usage.devices and settings.cache_dir is not None:
+        yield from _Analyzer(usage, settings, (), (), (), ()).map(list(paths), [], None, None)
+
+
 def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
     """GPU code that lies within a file that is no library, such as a library in an archive."""
     for used in usage.libraries:
@@ -143,7 +149,7 @@ class _Analyzer:
         without_code = 0
         hashes: set[str] = set()
         waiting: list[tuple[LibraryMap, TracedLibrary, Place]] = []
-        for library_map, library in self._map(list(paths), unreadable, workers, on_done):
+        for library_map, library in self.map(list(paths), unreadable, workers, on_done):
             if not library_map.sections:
                 without_code += 1
                 continue
@@ -174,7 +180,7 @@ class _Analyzer:
             unchecked=unchecked,
         )
 
-    def _map(
+    def map(
         self,
         paths: list[str],
         unreadable: list[str],

@@ -7,7 +7,6 @@ reads of the tables.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,7 +18,6 @@ from pytest_negativa.gpucode.elf_tables import (
     EHDR,
     EI_CLASS,
     EI_DATA,
-    ELFCLASS32,
     ELFCLASS64,
     ELFDATA2LSB,
     EM_AARCH64,
@@ -28,7 +26,6 @@ from pytest_negativa.gpucode.elf_tables import (
     EM_X86_64,
     ET_REL,
     PHDR,
-    PT_INTERP,
     SHDR,
     SHF_ALLOC,
     SHF_EXECINSTR,
@@ -162,28 +159,6 @@ def _check_magic(source: ByteSource) -> ElfHeader:
             source.path, 18, "is a bare cubin (machine EM_CUDA), expected a host library around it"
         )
     return header
-
-
-def find_interpreter(source: ByteSource) -> tuple[str | None, int]:
-    """Find the dynamic loader that an executable asks for (PT_INTERP).
-
-    Returns:
-        Its path, or None; and 32 or 64, the bits of the executable. Of a 32-bit one it is not read.
-
-    Raises:
-        FormatError: not an ELF file, or a damaged one.
-    """
-    ident = source.read(0, min(EI_DATA + 1, source.size))
-    if not ident.startswith(ELF_MAGIC):
-        raise NotElfError(source.path, 0, "is no ELF file: it doesn't start with 7f454c46")
-    if ident[EI_CLASS : EI_CLASS + 1] == bytes((ELFCLASS32,)):
-        return None, 32
-    tables = _Tables(source)
-    for row in tables.read_segments(EHDR.unpack_from(tables.read(0, EHDR.size))):
-        if row.p_type == PT_INTERP:
-            path = tables.read(row.p_offset, row.p_filesz).split(b"\0", 1)[0]
-            return os.fsdecode(path), 64
-    return None, 64
 
 
 def read_header(source: ByteSource) -> ElfHeader:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 from pytest_negativa.models.base import Record
 
@@ -41,7 +42,8 @@ class Round(Record, frozen=True, kw_only=True):
         is_pytest: whether the program is a pytest session that takes part in the round. Any other
             program is only started and watched, even if it is pytest.
         tests: node ids to run; None: all that the command selects.
-        repeated: node ids that run last, up to ``most`` times.
+        repeated: by node id of a test that runs last, up to ``most`` times: whether it passed when
+            traced.
         seconds: for about how long, all together, before few runs are enough; None: no limit.
         expected: the outcomes file of the traced run; None if there is none yet.
     """
@@ -52,7 +54,7 @@ class Round(Record, frozen=True, kw_only=True):
     folder: str
     is_pytest: bool
     tests: tuple[str, ...] | None = None
-    repeated: tuple[str, ...] = ()
+    repeated: Mapping[str, bool] = {}
     most: int = 1
     seconds: float | None = None
     expected: str | None = None

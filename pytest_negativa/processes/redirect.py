@@ -30,15 +30,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import stat
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_negativa.errors import FormatError, NegativaError
-from pytest_negativa.gpucode.elf import find_interpreter
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.errors import NegativaError
 from pytest_negativa.processes.auditors import built_library, why_no_auditor, with_auditor
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.runs import REDIRECT_SUFFIX, files_in
@@ -278,29 +275,3 @@ def _read_log(path: Path, pid: int, started_ns: int) -> RedirectedProcess:
         lines=tuple(lines),
         problems=tuple(problems),
     )
-
-
-# ---- Processes without a log ----
-
-
-def why_not_redirected(executable: str | Path) -> str | None:
-    """Reason for which a process of this executable leaves no log; None if it should."""
-    try:
-        with ByteSource(executable) as source:
-            interpreter, bits = find_interpreter(source)
-    except FormatError:
-        return None  # It is gone, or a script: its interpreter is another executable, and counts.
-    if bits != 64:
-        return f"it is a {bits}-bit executable, and the library for LD_AUDIT a 64-bit one"
-    if interpreter is None:
-        return "it is a static executable, which no dynamic loader starts"
-    if "ld-musl" in interpreter:
-        return f"its dynamic loader is musl's ({interpreter}), which knows no LD_AUDIT"
-    mode = Path(executable).stat().st_mode
-    if mode & stat.S_ISUID or mode & stat.S_ISGID:
-        return "it is set-user-ID or set-group-ID: the dynamic loader ignores LD_AUDIT"
-    try:
-        os.getxattr(executable, "security.capability")
-    except OSError:
-        return None
-    return "it has file capabilities: the dynamic loader ignores LD_AUDIT"

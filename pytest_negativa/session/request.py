@@ -47,9 +47,13 @@ def program_of(config: pytest.Config, settings: Settings) -> Program:
     added = ["--maxfail=0"]
     if config.pluginmanager.has_plugin("cacheprovider"):
         added += ["-o", f"cache_dir={RunsFolder(Path(settings.directory)).pytest_cache}"]
+    # Workers of pytest-xdist would each start, and collect all, for a few tests.
+    is_spread = getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None)
+    alone = ["-n0"] if is_spread else []
     return Program(
         command=command,
         again=(*command[:end], *added, *command[end:]),
+        alone=(*command[:end], *added, *alone, *command[end:]),
         cwd=config.invocation_params.dir,
         root=config.rootpath,
         environ=os.environ,
@@ -88,6 +92,7 @@ def replace_process(settings: Settings, program: Program) -> NoReturn:
         "settings": msgspec.to_builtins(settings),
         "root": str(program.root),
         "again": program.again,
+        "alone": program.alone,
         "interactive": program.interactive,
         "folds": program.folds,
     }
@@ -127,6 +132,7 @@ def main() -> int:
     program = Program(
         command=tuple(sys.argv[1:]),
         again=tuple(plain["again"]),
+        alone=tuple(plain["alone"]),
         cwd=Path.cwd(),
         root=Path(plain["root"]),
         environ=os.environ,
@@ -143,6 +149,7 @@ def supervise(settings: Settings, program: Program, unblock: Collection[int] = (
     Args:
         unblock: signals that were blocked until they can be handled.
     """
+    from pytest_negativa.analysis.read_ahead import reading_ahead
     from pytest_negativa.analysis.report import report_verified
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
 
@@ -152,6 +159,12 @@ def supervise(settings: Settings, program: Program, unblock: Collection[int] = (
         # A session that traces verifies its own run, whatever the environment names.
         if not settings.enabled:
             run = run_at(RunsFolder(Path(settings.directory)).find(settings.run).folder)
-        return verify_program(program, settings, run, lambda run: report_verified(run, settings))
+        return verify_program(
+            program,
+            settings,
+            run,
+            lambda run: report_verified(run, settings),
+            lambda run: reading_ahead(run, settings),
+        )
 
     return run_supervisor(work)

@@ -11,7 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Generator
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -41,8 +40,8 @@ class RoundHooks:
         self._repeats = False
         # Whether they are of its files alone.
         self._skips_files = False
-        # By node id of a test that is repeated: the ends of its phases, run by run.
-        self._ends: dict[str, list[list[str]]] = defaultdict(list)
+        # By node id of a test that is repeated: whether its phases passed, run by run.
+        self._ends: dict[str, list[list[bool]]] = defaultdict(list)
 
     @cached_property
     def _traced(self) -> SessionResult | None:
@@ -88,7 +87,7 @@ class RoundHooks:
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
         tests = self._round.tests
-        repeated = frozenset(self._round.repeated)
+        repeated = self._round.repeated
         order: dict[str, int] = {}
         if self._repeats and self._traced is not None:
             order = {test.nodeid: number for number, test in enumerate(self._traced.tests)}
@@ -115,7 +114,7 @@ class RoundHooks:
         At once, because a worker of pytest-xdist takes reports of its current test alone.
         """
         ends = self._ends[item.nodeid]
-        if utf8(item.nodeid) not in self._round.repeated:
+        if (passed := self._round.repeated.get(utf8(item.nodeid))) is None:
             return (yield)
         ends.append([])
         done = yield
@@ -124,10 +123,11 @@ class RoundHooks:
         begin, seconds = System.monotonic(), self._round.seconds
         share = math.inf if seconds is None else seconds / len(self._round.repeated)
         while len(ends) < self._round.most:
-            # A test that changed twice ended as traced once, and otherwise after that.
-            changes = sum(end != behind for end, behind in pairwise(ends))
+            as_traced = [all(phases) is passed for phases in ends]
+            # First as when traced, and otherwise after that.
+            is_seen = as_traced != sorted(as_traced)
             late = len(ends) >= LEAST_RERUNS and System.monotonic() - begin > share
-            if changes > 1 or late or item.session.shouldstop or item.session.shouldfail:
+            if is_seen or late or item.session.shouldstop or item.session.shouldfail:
                 break
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         return done
@@ -138,7 +138,7 @@ class RoundHooks:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if self._ends[item.nodeid]:
-            self._ends[item.nodeid][-1].append(f"{report.when} {report.outcome}")
+            self._ends[item.nodeid][-1].append(report.passed)
         # A test may pass although it lost the context: it expected an error, or used the CPU then.
         if report.failed or report.when == "teardown":
             error = lost_context()
@@ -149,12 +149,3 @@ class RoundHooks:
                     f"{CONTEXT_LOST} ({error}): the remaining tests run in a fresh process"
                 )
         return report
-
-
-class OneWorker:
-    """Has pytest-xdist start one worker: more would all collect, for a few tests."""
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_cmdline_main(self, config: pytest.Config) -> None:
-        if getattr(config.option, "numprocesses", None):
-            config.option.numprocesses = 1

@@ -36,7 +36,7 @@ from pytest_negativa.session.request import (
     replace_process,
     supervise,
 )
-from pytest_negativa.session.round_hooks import OneWorker, RoundHooks
+from pytest_negativa.session.round_hooks import RoundHooks
 from pytest_negativa.session.round_reports import RoundReports, append_coverage, writes_reports
 from pytest_negativa.session.traced_process import NotTraced, TracedProcess
 from pytest_negativa.settings.resolve import load_settings
@@ -91,8 +91,6 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
         plugins.register(RoundReports(round_spec), "negativa-round-reports")
     if round_spec is not None and verified and role is not Role.CONTROLLER:
         plugins.register(RoundHooks(round_spec), "negativa-round")
-    elif round_spec is not None and round_spec.repeated and round_spec.tests is not None:
-        plugins.register(OneWorker(), "negativa-one-worker")
     tracing_end.at_end(traced, traced.stop)
     if role is Role.WORKER:
         return
@@ -231,7 +229,9 @@ def _role_and_run(
     else:
         run = former or runs.new_run()
     namespace = config.known_args_namespace
-    distributed = getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None)
+    # With -n0, pytest-xdist starts none, whatever else is given.
+    workers = getattr(namespace, "numprocesses", None)
+    distributed = getattr(namespace, "tx", None) if workers is None else workers
     session = Handover(
         process=identify_process(),
         folder=str(run),

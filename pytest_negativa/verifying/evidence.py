@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,19 +15,13 @@ from pytest_negativa.models.settings import Verify
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Phase, Usage
 from pytest_negativa.models.verdict import Need, ProvedLibrary
-from pytest_negativa.processes.redirect import (
-    read_logs,
-    why_not_redirected,
-)
+from pytest_negativa.processes.redirect import read_logs
 from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
 from pytest_negativa.verifying.same_outcome import Ends
 from pytest_negativa.verifying.traced_run import TracedRun
 from pytest_negativa.verifying.tripwire import Touches
 from pytest_negativa.verifying.used_originals import loaded_originals
-
-# Round, process id and executable.
-_Program = tuple[str, int, str]
 
 # Phases in which no test runs.
 _OUTSIDE_TESTS = (Phase.IMPORT, Phase.COLLECTION, Phase.SESSION)
@@ -180,7 +173,6 @@ def gather_loads(
     originals: dict[str, str] = {}
     incomplete: str | None = None
     untraced: str | None = None
-    logged: set[_Program] = set()
     last_traces: dict[tuple[str, int], int] = {}
     for traced in usage.processes:
         key = traced.header.run_id, traced.header.pid
@@ -189,8 +181,6 @@ def gather_loads(
     for result in rounds:
         for process in read_logs(result.run.redirect_logs):
             who = f"process {process.pid} ({process.executable})"
-            logged |= {(result.name, line.pid, process.executable) for line in process.lines}
-            logged.add((result.name, process.pid, process.executable))
             for line in process.lines:
                 if line.kind == "copy":
                     # The loader maps a file once, whatever its names.
@@ -217,19 +207,6 @@ def gather_loads(
         copies=copies,
         originals={**mapped, **originals},
         unsubstituted=unsubstituted,
-        incomplete=incomplete or unknown or _why_not_logged(usage, logged),
+        incomplete=incomplete or unknown,
         untraced=untraced,
     )
-
-
-def _why_not_logged(usage: Usage, logged: Collection[_Program]) -> str | None:
-    """Reason for which a traced process could not be redirected; None if all could.
-
-    Ids of processes repeat, and a process that had a log may execute another program.
-    """
-    for process in usage.processes:
-        header = process.header
-        program = header.run_id, header.pid, os.path.realpath(header.executable)
-        if program not in logged and (reason := why_not_redirected(header.executable)):
-            return f"process {header.pid} ({header.executable}) was not redirected: {reason}"
-    return None

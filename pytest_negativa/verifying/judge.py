@@ -236,7 +236,9 @@ def evidence_of_tests(attempt: Attempt) -> TestEvidence:
         problems=(*attempt.problems, *reasons_of_ends(attempt.rounds, usage, traced)),
         statuses=(traced.session.exit_status, session_status(attempt.rounds)),
         tolerate=tolerate,
-        hurried=() if attempt.settings.rerun is not None else hurried_tests(attempt.originals),
+        hurried=()
+        if attempt.settings.rerun is not None
+        else hurried_tests(before, attempt.originals),
     )
 
 

@@ -71,7 +71,7 @@ class RoundRunner:
         where: str,
         *,
         tests: Sequence[str] | None = None,
-        repeated: Sequence[str] = (),
+        repeated: Mapping[str, bool] | None = None,
         why: str = "",
     ) -> RoundResult:
         """Run one round.

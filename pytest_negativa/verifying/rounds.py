@@ -48,6 +48,7 @@ class Program:
         is_pytest: it traces itself and writes its outcomes; else its exit status is its outcome.
         interactive: a person is debugging it, so there is no time limit.
         folds: its output may go to a file: pytest captures what tests write, so they can't tell.
+        alone: ``again`` in one process, for tests that run again on the originals.
     """
 
     command: tuple[str, ...]
@@ -58,6 +59,7 @@ class Program:
     is_pytest: bool
     interactive: bool = False
     folds: bool = False
+    alone: tuple[str, ...] = ()
 
     def new_round(
         self,
@@ -65,7 +67,7 @@ class Program:
         run: Run,
         *,
         tests: Sequence[str] | None = None,
-        repeated: Sequence[str] = (),
+        repeated: Mapping[str, bool] | None = None,
         most: int = 1,
         seconds: float | None = None,
         expected: Path | None = None,
@@ -83,7 +85,7 @@ class Program:
             folder=str(run),
             is_pytest=self.is_pytest,
             tests=None if tests is None else tuple(tests),
-            repeated=tuple(repeated),
+            repeated=repeated or {},
             most=most,
             seconds=seconds,
             expected=None if expected is None else str(expected),
@@ -148,7 +150,8 @@ def run_round(
     round_file = save_round(round_spec)
     run = Run(Path(round_spec.folder))
     outcomes = run.outcomes_file
-    command = program.command if round_spec.tests is None else program.again
+    some = program.alone if round_spec.kind is RoundKind.ORIGINAL else program.again
+    command = program.command if round_spec.tests is None else some
     environ = {**environ, ROUND_VARIABLE: str(round_file)}
     writer = None if program.is_pytest else CommandOutcome(outcomes, command)
     begin = time.monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import chain, pairwise
+from itertools import chain
 
 from pytest_negativa.models.outcomes import Aspect, Outcome, TestResult
 from pytest_negativa.models.round import MOST_RERUNS
@@ -59,14 +59,15 @@ def ends_of(rounds: Iterable[RoundResult]) -> Ends:
     return ends
 
 
-def hurried_tests(ends: Ends) -> frozenset[str]:
-    """Tests that ran less often than they may, and did not show by it that they are flaky."""
-    return frozenset(
-        nodeid
-        for nodeid, tests in ends.items()
-        if len(tests) < MOST_RERUNS
-        and sum(test.outcome is not behind.outcome for test, behind in pairwise(tests)) < 2
-    )
+def hurried_tests(before: Results, ends: Ends) -> frozenset[str]:
+    """Tests that ran less often than they may, and never otherwise after they ended as traced."""
+
+    def is_seen(nodeid: str) -> bool:
+        as_traced = [test.outcome is before[nodeid].outcome for test in ends[nodeid]]
+        return as_traced != sorted(as_traced)
+
+    known = before.keys() & ends.keys()
+    return frozenset(n for n in known if len(ends[n]) < MOST_RERUNS and not is_seen(n))
 
 
 def undecided_tests(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from pytest_negativa.errors import SYSTEM_REFUSALS, ExitStatus, NegativaError, OptionError, Stopped
@@ -54,7 +55,11 @@ def run_supervisor(work: Callable[[], int]) -> int:
 
 
 def verify_program(
-    program: Program, settings: Settings, run: Run | None, report: Callable[[Run], None]
+    program: Program,
+    settings: Settings,
+    run: Run | None,
+    report: Callable[[Run], None],
+    ahead: Callable[[Run], AbstractContextManager[object]] = nullcontext,
 ) -> int:
     """Verify a traced run of ``program``, and show the verdict.
 
@@ -63,6 +68,7 @@ def verify_program(
         settings: how to verify.
         run: the run to verify; None: trace the program first.
         report: makes the reports of the run, in the end.
+        ahead: what the report of the traced run needs is made in it, while the tests run.
 
     Returns:
         The exit status.
@@ -74,7 +80,7 @@ def verify_program(
     status, own_status = 0, None
     traces = run is None
     if run is None:
-        result = _trace(program, settings)
+        result = _trace(program, settings, ahead)
         status, run = _shell_status(result.status), result.run
         # A crossed limit changes the status of the traced session alone.
         own_status = None if settings.has_limits else result.status
@@ -154,7 +160,9 @@ def why_no_page_proof(run: Run) -> str | None:
     return why_unwatchable()
 
 
-def _trace(program: Program, settings: Settings) -> RoundResult:
+def _trace(
+    program: Program, settings: Settings, ahead: Callable[[Run], AbstractContextManager[object]]
+) -> RoundResult:
     """Run the traced session. Its code is watched from its start, so it need not start again."""
     runs = RunsFolder(Path(settings.directory))
     runs.make()
@@ -163,7 +171,8 @@ def _trace(program: Program, settings: Settings) -> RoundResult:
     # What a session around this one traces stays with it.
     if why_unwatchable() is None and not (settings.cpu and traces_cpu(environ)):
         environ = watch_pages(environ, run, runs.folder, cpu=settings.cpu)
-    return run_round(program, program.new_round(RoundKind.TRACE, run), environ, None)
+    with ahead(run):
+        return run_round(program, program.new_round(RoundKind.TRACE, run), environ, None)
 
 
 def _show(verdict: Iterable[str], *, proved: bool) -> None:

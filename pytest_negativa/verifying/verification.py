@@ -17,6 +17,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.hostcode.gather import with_pages
 from pytest_negativa.installed.sites import find_code_distributions, find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
+from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.reconstruction import NO_COPIES, Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
@@ -187,22 +188,26 @@ class Verification:
         return attempt
 
     def _rerun(self, attempt: Attempt) -> Attempt:
-        """Run the tests that differ or failed on the originals, once at most; all of a part that
+        """Run the tests that differ or failed on the originals, in one start; all of a part that
         lacks work.
 
-        What the originals do, too, is chance, such as unseeded data. It excuses no need of removed
-        code. What these tests use there stays.
+        What the originals do, too, is chance, such as unseeded data: tests that differ are repeated
+        until both ends were seen. It excuses no need of removed code. What these tests use there
+        stays.
         """
         verify, known = self.settings.verify, self._originals
         before = by_nodeid(self.traced.session.tests)
+        # Tests that failed alike ran there once at most; if they differ now, that does not do.
         differing, failing = (
             tuple(
                 nodeid
                 for nodeid in choose(before, attempt.after, verify.tolerate)
-                if self.program.is_pytest and nodeid not in known
+                if self.program.is_pytest and len(known.get(nodeid, ())) < runs
             )
-            for choose in (undecided_tests, accepted_failures)
+            for choose, runs in ((undecided_tests, 2), (accepted_failures, 1))
         )
+        if verify.rerun == 0 or not (differing or failing or self.traced.is_part):
+            return attempt
         verdict = judge(attempt) if attempt.plans else None
         missing = verdict.unmet if verdict is not None else ()
         if verdict is not None and not (differing or verdict.proved):
@@ -210,7 +215,7 @@ class Verification:
         # With tests that differ, nobody has compared yet what is missing.
         every = bool(missing or differing) and self.traced.is_part and not known
         again = tuple(dict.fromkeys((*differing, *failing)))
-        if verify.rerun == 0 or not (again or every) or any(d.witness in NEEDS for d in missing):
+        if not (again or every) or any(d.witness in NEEDS for d in missing):
             return attempt
         why = (
             "the copies left out work of the traced run"
@@ -219,7 +224,8 @@ class Verification:
             if differing
             else format_items(len(failing), "failed test", "failed tests") + " may need more"
         )
-        rounds = self._run(RoundKind.ORIGINAL, None if every else again, repeated=again, why=why)
+        repeated = {nodeid: before[nodeid].outcome is Outcome.PASSED for nodeid in differing}
+        rounds = self._run(RoundKind.ORIGINAL, None if every else again, repeated, why)
         ends = ends_of(rounds)
         self._originals = {**known, **ends}
         lacks = tuple(self._note_use(rounds))
@@ -323,14 +329,14 @@ class Verification:
         self,
         kind: RoundKind,
         tests: Sequence[str] | None,
-        repeated: Sequence[str] = (),
+        repeated: Mapping[str, bool] | None = None,
         why: str = "",
     ) -> tuple[RoundResult, ...]:
         """Run rounds of a kind until all tests have an outcome; see ``run_all``.
 
         Args:
             tests: node ids; None: all that the command selects.
-            repeated: tests that run last, and again and again, see ``Round``.
+            repeated: see ``Round``.
             why: the reason, for people.
         """
 
@@ -341,7 +347,11 @@ class Verification:
         return tuple(run_all(once, tests, expected))
 
     def _run_once(
-        self, kind: RoundKind, tests: Sequence[str] | None, repeated: Sequence[str], why: str
+        self,
+        kind: RoundKind,
+        tests: Sequence[str] | None,
+        repeated: Mapping[str, bool] | None,
+        why: str,
     ) -> RoundResult:
         self._lingering += self._users_of_copies()
         run = Run(self.folder.folder / f"{len(self._rounds) + 1:03}-{kind.value}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.round import Round, RoundKind
-from pytest_negativa.session.round_hooks import OneWorker, RoundHooks
+from pytest_negativa.session.round_hooks import RoundHooks
 from pytest_negativa.storage.outcomes import read_outcomes
 from tests.support.verified import VerifiedProject
 
@@ -43,6 +43,7 @@ def run(
     *repeated: str,
     most: int,
     seconds: float = LONG,
+    passed: bool = True,
     words: tuple[str, ...] = (),
 ) -> Log:
     """Run a suite with the hooks of a round, in this process."""
@@ -53,7 +54,7 @@ def run(
         pid_namespace=None,
         folder=str(pytester.path),
         is_pytest=True,
-        repeated=tuple(f"test_a.py::{name}" for name in repeated),
+        repeated={f"test_a.py::{name}": passed for name in repeated},
         most=most,
         seconds=seconds,
     )
@@ -69,15 +70,18 @@ def run(
         pytest.param("False", 7, id="fails"),
         # Perhaps only because another test ran before it, or left something behind.
         pytest.param("run > 0", 7, id="fails-first"),
-        pytest.param("run != 2", 4, id="as-traced-and-otherwise-and-as-traced"),
+        pytest.param("run != 2", 3, id="as-traced-and-otherwise"),
         pytest.param("run % 2", 3, id="in-turns"),
     ],
 )
+@pytest.mark.parametrize("passed", [True, False], ids=["passed", "failed"])
 def test_a_test_is_repeated_until_both_ends_are_known(
-    pytester: pytest.Pytester, ends: str, runs: int
+    pytester: pytest.Pytester, ends: str, runs: int, passed: bool
 ) -> None:
-    suite = f"def test_one():\n    run = next(RUNS)\n    assert {ends}\n"
-    assert run(pytester, suite, "test_one", most=7).calls == ["test_one"] * runs
+    wanted = ends if passed else f"not ({ends})"
+    suite = f"def test_one():\n    run = next(RUNS)\n    assert {wanted}\n"
+    log = run(pytester, suite, "test_one", most=7, passed=passed)
+    assert log.calls == ["test_one"] * runs
 
 
 def test_an_end_in_a_fixture_is_another_end(pytester: pytest.Pytester) -> None:
@@ -133,15 +137,9 @@ def test_one(request):
     assert run(pytester, suite, "test_one", most=5, words=words).calls == ["test_one"]
 
 
-def test_one_worker_is_enough(pytester: pytest.Pytester) -> None:
-    for words in (("-n3",), ("-nauto",), ()):
-        config = pytester.parseconfig(*words)
-        OneWorker().pytest_cmdline_main(config)
-        assert config.option.numprocesses == (1 if words else None)
-
-
 @pytest.mark.slow
-def test_a_rerun_of_some_tests_has_one_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", ["-n2", "--dist=load --tx=2*popen"])
+def test_a_rerun_of_some_tests_has_no_workers(tmp_path: Path, words: str) -> None:
     suite = """
 def test_use():
     use(LIB)
@@ -151,8 +149,8 @@ def test_flaky(number):
     assert FAULT != "fails"
 """
     project = VerifiedProject(tmp_path / "project", suite).trace()
-    project.verify("-n2", status=1, FAULT="fails")
+    project.verify(*words.split(), status=1, FAULT="fails")
     [file] = project.run_folder.glob("verify/*/*-original/tests.jsonl")
     session = read_outcomes(file, repeats=True)
-    assert {test.worker for test in (*session.tests, *session.repeats)} == {"gw0"}
+    assert {test.worker for test in (*session.tests, *session.repeats)} == {None}
     assert len(session.tests) == 4 and len(session.repeats) == 4 * 19

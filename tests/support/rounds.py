@@ -24,6 +24,7 @@ def program_of(folder: Path, *command: str) -> Program:
     return Program(
         command=command,
         again=command,
+        alone=command,
         cwd=folder,
         root=folder,
         environ=dict(os.environ),

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from pytest_negativa.models.outcomes import SessionResult
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
-from pytest_negativa.models.trace import UsageProcess
+from pytest_negativa.models.trace import LibraryUsage, UsageProcess
 from pytest_negativa.rewriting.reconstruct import reconstruct
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.children import injection_library
+from pytest_negativa.tracing.libraries import identify_library
 from pytest_negativa.verifying.evidence import gather_loads
 from pytest_negativa.verifying.rounds import RoundResult
-from tests.support.compiling import compile_c, needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import MULTIARCH
 from tests.support.reconstructing import planned_of
@@ -43,25 +43,17 @@ def a_round(folder: Path, *logged: tuple[int, str]) -> RoundResult:
     return RoundResult(run.run_id, RoundKind.VERIFY, run, session, 0, silent=False, seconds=1)
 
 
-@needs_compiler
 @pytest.mark.planted_fault(
-    "A static program, which no redirect reaches, has the process id of one that had a log.",
-    says="was not redirected: it is a static executable",
+    "A static program, which no redirect reaches, loads an original, and has the process id of one "
+    "that had a log.",
+    says="process 7 (/usr/bin/python3) had the original mapped",
 )
-@pytest.mark.parametrize("other", ["another round", "another program"])
-def test_a_static_program_has_the_id_of_a_redirected_process(
-    tmp_path: Path, fault: PlantedFault, other: str
-) -> None:
-    static = compile_c("redirect/nothing.c", tmp_path / "static", "-static")
-    logged = (7, str(static) if other == "another round" else PYTHON)
-    rounds = [a_round(tmp_path / "001-verify", logged), a_round(tmp_path / "002-verify")]
-    name = "002-verify" if other == "another round" else "001-verify"
-    child = replace(header(7, run_id=name), executable=str(static))
-    usage = replace(
-        usage_of(),
-        processes=(UsageProcess(header=child, trace="t.jsonl", ended=True),),
-    )
-    fault.check(str(gather_loads(rounds, usage, NO_COPIES, {}).incomplete))
+def test_a_process_without_a_log_shows_by_the_original(tmp_path: Path, fault: PlantedFault) -> None:
+    original = Path(shutil.copy(MULTIARCH, tmp_path / "lib.so"))
+    made = reconstruct([planned_of(original)], tmp_path / "copies")
+    use = LibraryUsage(library=identify_library(str(original)), images=(), processes=(0,))
+    rounds = [a_round(tmp_path / "001-verify", (7, PYTHON))]
+    fault.check(str(gather_loads(rounds, usage_of(use), made, {}).originals))
 
 
 @pytest.mark.parametrize("alike", [True, False], ids=["alike", "planned otherwise"])
@@ -79,23 +71,6 @@ def test_hard_links_are_one_file_if_their_copies_are_alike(tmp_path: Path, alike
     log.write_text(f"{log.read_text()}7\0copy\0{names[0]}\0\0")
     loaded = gather_loads([result], usage_of(), made, {}).copies
     assert set(loaded) == {str(name) for name in (names if alike else names[:1])}
-
-
-def test_a_process_is_known_by_any_name_of_its_executable(tmp_path: Path) -> None:
-    link = tmp_path / "python"
-    link.symlink_to(PYTHON)
-    usage = replace(
-        usage_of(),
-        processes=(
-            UsageProcess(
-                header=replace(header(7, run_id="001-verify"), executable=str(link)),
-                trace="t.jsonl",
-                ended=True,
-            ),
-        ),
-    )
-    rounds = [a_round(tmp_path / "001-verify", (7, PYTHON))]
-    assert gather_loads(rounds, usage, NO_COPIES, {}).incomplete is None
 
 
 @pytest.mark.parametrize(
