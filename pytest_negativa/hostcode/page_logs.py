@@ -50,7 +50,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, NegativaError, no_such_file, refusing
-from pytest_negativa.gpucode.elf import find_interpreter
+from pytest_negativa.gpucode.elf import read_host_elf
+from pytest_negativa.gpucode.elf_tables import PT_INTERP
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.hostcode import FileKey
 from pytest_negativa.models.spans import PAGE_SIZE
@@ -144,7 +145,7 @@ def unwatched_programs(folder: Path) -> Iterator[str]:
 def _is_static(program: str) -> bool:
     # Such as ldconfig, which ctypes.util asks. A script is none: its interpreter counts.
     with contextlib.suppress(FormatError), ByteSource(shutil.which(program) or program) as source:
-        return find_interpreter(source)[0] is None
+        return all(segment.p_type != PT_INTERP for segment in read_host_elf(source).segments)
     return False
 
 
