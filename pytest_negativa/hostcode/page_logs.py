@@ -49,10 +49,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, NegativaError, no_such_file, refusing
-from pytest_negativa.gpucode.elf import read_host_elf
-from pytest_negativa.gpucode.elf_tables import PT_INTERP
-from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.errors import NegativaError, no_such_file, refusing
 from pytest_negativa.models.hostcode import FileKey
 from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.models.spans import size as size_of
@@ -122,31 +119,35 @@ def count_lost(folder: Path) -> int:
 def unwatched_programs(folder: Path) -> Iterator[str]:
     """Command lines of programs that processes started without the environment of the trace.
 
-    Path and words are cut off at 383 bytes. The last item stands for those of which there was no
-    room. Static programs load no library, and are left out.
+    Only of programs that loaded libraries where they were watched: a shell or ldconfig, which
+    ``ctypes.util`` starts so, loads none. Path and words are cut off at 383 bytes. The last item
+    stands for those of which there was no room.
 
     Raises:
-        StoreError: the file can't be read.
+        NegativaError: a log is damaged.
+        StoreError: a file can't be read.
     """
     path = folder / LOST_NAME
     with refusing(path, "read"):
         data = read_regular(path, follow=False)
-    if len(data) < _STARTS.size:
-        return
-    count, *starts = _STARTS.unpack_from(data)
+    count, *starts = _STARTS.unpack_from(data) if len(data) >= _STARTS.size else (0,)
+    watched = {one.executable for one in read_page_logs(folder) if one.libraries} if count else ()
     for start in starts[:count]:
         program, _, command = start.partition(b"\0")[0].partition(b"\n")
-        if not _is_static(os.fsdecode(program)):
+        if _executable(os.fsdecode(program)) in watched:
             yield command.decode("utf-8", "backslashreplace")
     if count > len(starts):
         yield f"{count - len(starts):,} other programs"
 
 
-def _is_static(program: str) -> bool:
-    # Such as ldconfig, which ctypes.util asks. A script is none: its interpreter counts.
-    with contextlib.suppress(FormatError), ByteSource(shutil.which(program) or program) as source:
-        return all(segment.p_type != PT_INTERP for segment in read_host_elf(source).segments)
-    return False
+def _executable(program: str) -> str:
+    """What runs a program: it, or the interpreter of a script (execve(2))."""
+    path = shutil.which(program) or program
+    with contextlib.suppress(OSError), Path(path).open("rb") as file:
+        if (line := file.readline(256)).startswith(b"#!") and (words := line[2:].split()):
+            is_env = words[0].endswith(b"/env") and len(words) > 1
+            return _executable(os.fsdecode(words[is_env]))
+    return os.path.realpath(path)
 
 
 def read_page_logs(folder: Path) -> tuple[LoggedProcess, ...]:

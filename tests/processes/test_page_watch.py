@@ -460,35 +460,36 @@ subprocess.run([python, "-c", code, "inherits"])
 subprocess.run([python, "-c", code, "keeps"], env={**few, "NEGATIVA_PAGES_LOGS": "/"})
 subprocess.run([python, "-c", code, "few"], env=few)
 subprocess.run([python, "-c", code, "few"], env=few)
-subprocess.run(["true", "by PATH"], env=few)
-assert not subprocess.run(["/sbin/ldconfig", "-p"], env=few, capture_output=True).returncode
+subprocess.run([sys.argv[1], "script"], env=few)
+subprocess.run(["true", "loads nothing"], env=few)
 subprocess.run([python, "-c", code, "after fork"], env={}, preexec_fn=lambda: None)
 os.waitpid(os.posix_spawn(python, [python, "-c", code, "spawn"], {}), 0)
-os.waitpid(os.posix_spawnp("true", ["true", "spawnp", "\xff" * 400], {}), 0)
+os.waitpid(os.posix_spawnp(python, [python, "-c", code, "\xff" * 400], {}), 0)
 try: subprocess.run(["/no/such/program"], env={})
 except FileNotFoundError: pass
-if sys.argv[1:]:
-    for number in range(10): subprocess.run(["true", str(number)], env={})
+for number in range(int(sys.argv[2])): subprocess.run([python, "-c", code, str(number)], env={})
 """
 
 
-def test_programs_that_are_started_without_the_watch_are_named(logs: Path) -> None:
-    run(logs, sys.executable, "-c", STARTS)
+@pytest.mark.parametrize("others", [0, 10])
+def test_programs_that_are_started_without_the_watch_are_named(
+    tmp_path: Path, logs: Path, others: int
+) -> None:
+    script = tmp_path / "script"
+    script.write_text(f"#!/usr/bin/env {Path(sys.executable).name}\n")
+    script.chmod(0o755)
+    run(logs, sys.executable, "-c", STARTS, script, str(others))
+    found = list(unwatched_programs(logs))
     python = f"{sys.executable} -c pass"
-    spawnp = "true\ntrue spawnp " + "\xff" * 400
-    assert list(unwatched_programs(logs)) == [
+    assert found[:5] == [
         f"{python} few",
-        "true by PATH",
+        f"{script} script",
         f"{python} after fork",
         f"{python} spawn",
-        spawnp.encode()[5:383].decode("utf-8", "backslashreplace"),
+        found[4],
     ]
-
-
-def test_more_programs_than_have_room(logs: Path) -> None:
-    run(logs, sys.executable, "-c", STARTS, "more")
-    *found, rest = unwatched_programs(logs)
-    assert len(found) == 8 and rest == "7 other programs"
+    assert found[4].startswith(f"{python} \xff\xff") and len(found[4].encode()) < 384
+    assert found[5:] == ([f"{python} {i}" for i in range(3)] + ["7 other programs"])[: others and 4]
 
 
 def test_a_damaged_log_is_an_error(library: Path, program: Path, logs: Path) -> None:
