@@ -44,7 +44,10 @@ from pytest_negativa.verifying.judge import (
 )
 from pytest_negativa.verifying.verification import Verification
 
-UNAUDITED = "A static or set-user-ID program leaves no mark, and the proof says nothing of it."
+UNAUDITED = (
+    "A static or set-user-ID program, or one that only ran without the environment of the trace, "
+    "leaves no mark, and the proof says nothing of it."
+)
 _UNWATCHED = (
     "was started without NEGATIVA_PAGES_LOGS and LD_AUDIT, so what CPU code it touches is not "
     "known; pass them on, or accept it in verify.opened_originals (command:GLOB)"
