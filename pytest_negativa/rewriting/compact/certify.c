@@ -618,7 +618,7 @@ static void check_uses(void) {
         use(tag(&original, tables[i]), 1, "a table");
     for (size_t i = 0; i < original.other_count; i++)
         if (original.others[i].p_type != PT_GNU_STACK && !has_holes(&original.others[i]))
-            use(original.others[i].p_vaddr, original.others[i].p_memsz, "a segment");
+            use(original.others[i].p_vaddr, original.others[i].p_filesz, "a segment");
     for (size_t i = 0; i < original.section_count; i++) {
         const Elf64_Shdr *row = &original.sections[i];
         const char *name = section_name(&original, i);
