@@ -355,9 +355,8 @@ def find_holes(
     fill = tuple(_fill(source, tables))
     old = ((s.sh_offset, s.file_end) for s in tables.sections if _is_moved(s, dynamic))
     moved = union((*old, *fill))
-    # The unwinder's index has a segment of its own, which begins in the file. In memory, the header
-    # of each segment of data covers its holes, so it begins there, too: garbage collectors look for
-    # pointers there.
+    # The unwinder's index has a segment of its own, which begins in the file. So does each segment
+    # of data: the headers of its pieces cover the holes behind them.
     begins = (
         (s.p_offset, s.p_offset + 1)
         for s in tables.segments
