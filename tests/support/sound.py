@@ -84,5 +84,5 @@ def build_sound(folder: Path) -> list[Sound]:
         *found,
         cut(folder / "cut"),
         cut(folder / "pieces", "-Wl,-z,now", needed=EVERY_TENTH),
-        cut(folder / "packed", "-Wl,-z,noseparate-code", *packed),
+        cut(folder / "packed", "-DDATA", "-Wl,-z,noseparate-code", *packed),
     ]

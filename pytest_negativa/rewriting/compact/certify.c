@@ -393,10 +393,19 @@ static void check_image(void) {
             bool is_loaded = next < slim.load_count && slim.loads[next].p_vaddr == place;
             if (is_lost == is_loaded)
                 fail("address %#" PRIx64 " is in %s", place, is_lost ? "both" : "no place");
-            if (is_lost)
+            if (is_lost) {
                 check_hole(before, &holes[hole]), place = holes[hole++].end;
-            else
-                check_load(before, &slim.loads[next]), place += slim.loads[next++].p_memsz;
+                continue;
+            }
+            Elf64_Phdr now = slim.loads[next++];
+            /* Garbage collectors read what the headers of data cover, holes included. */
+            uint64_t file = place + now.p_filesz, data = file;
+            size_t stop = before->p_flags & PF_W ? note.hole_count : 0;
+            for (size_t i = hole; i < stop && holes[i].start == data; i++) data = holes[i].end;
+            if (data != file && data != place + now.p_memsz)
+                fail("no header covers the hole at %#" PRIx64, file);
+            if (data != file) now.p_memsz = now.p_filesz;
+            check_load(before, &now), place += now.p_memsz;
         }
     }
     if (next + (is_cut ? ADDED : 0) != slim.load_count || hole != note.hole_count)
@@ -618,7 +627,7 @@ static void check_uses(void) {
         use(tag(&original, tables[i]), 1, "a table");
     for (size_t i = 0; i < original.other_count; i++)
         if (original.others[i].p_type != PT_GNU_STACK && !has_holes(&original.others[i]))
-            use(original.others[i].p_vaddr, original.others[i].p_memsz, "a segment");
+            use(original.others[i].p_vaddr, original.others[i].p_filesz, "a segment");
     for (size_t i = 0; i < original.section_count; i++) {
         const Elf64_Shdr *row = &original.sections[i];
         const char *name = section_name(&original, i);

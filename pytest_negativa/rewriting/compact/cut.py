@@ -355,8 +355,13 @@ def find_holes(
     fill = tuple(_fill(source, tables))
     old = ((s.sh_offset, s.file_end) for s in tables.sections if _is_moved(s, dynamic))
     moved = union((*old, *fill))
-    # The unwinder's index has a segment of its own, which begins in the file.
-    begins = ((s.p_offset, s.p_offset + 1) for s in tables.segments if s.p_type != PT_LOAD)
+    # The unwinder's index has a segment of its own, which begins in the file. So does each segment
+    # of data: the headers of its pieces cover the holes behind them.
+    begins = (
+        (s.p_offset, s.p_offset + 1)
+        for s in tables.segments
+        if s.p_type != PT_LOAD or s.p_flags & PF_W
+    )
     used = around((*minus(needed, moved), *begins), PAGE_SIZE)
     free: list[Span] = []
     for load in tables.loads:

@@ -15,6 +15,7 @@ from operator import attrgetter
 
 from pytest_negativa.gpucode.elf_tables import (
     EHDR,
+    PF_W,
     PF_X,
     PT_LOAD,
     PT_NULL,
@@ -117,7 +118,8 @@ def _split(
 
     Zeros behind the bytes of a PT_LOAD have its protection. SELinux counts anonymous executable
     memory as execmem, so a PT_LOAD before a hole is not executable. If it has code, the zeros are
-    a PT_LOAD of their own.
+    a PT_LOAD of their own. Garbage collectors look for pointers in the PT_LOADs of data, so these
+    cover the holes behind them; the spare takes the place of such zeros.
     """
     file_end, memory_end = load.p_offset + load.p_filesz, load.p_offset + load.p_memsz
     pieces = list(minus([(load.p_offset, file_end)], holes))
@@ -126,7 +128,7 @@ def _split(
         pieces.append(Span(file_end, file_end))
     starts = [*(piece.start for piece in pieces), memory_end][1:]
     for (start, end), next_start in zip(pieces, starts, strict=True):
-        mapped_end = next_start if zeros or end == file_end else end
+        mapped_end = next_start if zeros or load.p_flags & PF_W or end == file_end else end
         flags = load.p_flags
         if zeros and end < file_end:
             flags &= ~PF_X

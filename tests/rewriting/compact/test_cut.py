@@ -587,6 +587,64 @@ def test_an_index_of_unwind_tables_goes_but_for_its_first_page(tmp_path: Path) -
 # ---- Data that programs write to ----
 
 
+COVERED = """
+#define _GNU_SOURCE
+#include <link.h>
+__asm__(".section own,\\"aw\\"\\n.balign 4096\\n.globl kept\\nkept: .fill 65536, 1, 7\\n.previous");
+extern char kept[] __attribute__((visibility("hidden")));
+static int covers(struct dl_phdr_info *object, size_t size, void *found) {
+    for (int i = 0; i < object->dlpi_phnum; i++) {
+        const ElfW(Phdr) *row = &object->dlpi_phdr[i];
+        const char *start = (const char *)object->dlpi_addr + row->p_vaddr;
+        const char *end = start + row->p_memsz;
+        if (start < kept) start = kept;
+        if (end > kept + 65536) end = kept + 65536;
+        if (row->p_type == PT_LOAD && row->p_flags & PF_W && start < end)
+            *(long *)found += end - start;
+    }
+    return 0;
+}
+int covered(void) { long found = 0; dl_iterate_phdr(covers, &found); return (int)found; }
+"""
+
+
+@pytest.mark.parametrize("by_patchelf", [False, True])
+def test_a_segment_of_data_is_found_whole(tmp_path: Path, by_patchelf: bool) -> None:
+    """Garbage collectors look for pointers in it, also if patchelf has moved the headers."""
+    source, library = tmp_path / "library.c", tmp_path / "library.so"
+    source.write_text(COVERED)
+    script = tmp_path / "own.ld"
+    script.write_text("SECTIONS { .ldata.own ALIGN(4096) : { *(own) } } INSERT AFTER .bss;\n")
+    flags = ("-shared", "-fPIC", f"-Wl,-T,{script}")
+    subprocess.run(["gcc", *flags, "-o", library, source], check=True)
+    with library.open("rb") as file:
+        data = ELFFile(file).get_section_by_name(".ldata.own")
+        assert data is not None and data["sh_offset"] % 4096 == 0
+        assert data["sh_offset"] in [s["p_offset"] for s in ELFFile(file).iter_segments("PT_LOAD")]
+    done = cut_library(library, tmp_path / "cut.so", tmp_path, [], OPTIONS)
+    assert size(done.holes) >= 14 * 4096
+    if by_patchelf:
+        subprocess.run([PATCHELF, "--add-needed", "libm.so.6", done.library], check=True)
+    python = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).covered())"
+    command = [sys.executable, "-I", "-c", python, str(done.library)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "65536\n"
+
+
+def test_zeros_of_thread_local_variables_have_no_place_in_memory(tmp_path: Path) -> None:
+    """Their addresses are those of the data behind, which may go."""
+    source, library = tmp_path / "library.c", tmp_path / "library.so"
+    source.write_text(
+        "__thread char zeros[64 * 4096];\nchar data[32 * 4096] = {1};\n"
+        "int use(void) { return zeros[5]++ + data[sizeof data - 1] + 42; }\n"
+    )
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
+    done = cut_library(library, tmp_path / "cut.so", tmp_path, [], OPTIONS)
+    assert size(done.holes) >= 30 * 4096
+    script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).use())"
+    command = [sys.executable, "-I", "-c", script, str(done.library)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "42\n"
+
+
 def test_data_that_the_loader_protects_goes_and_is_protected(tmp_path: Path) -> None:
     source, library = tmp_path / "library.c", tmp_path / "library.so"
     source.write_text(
@@ -644,12 +702,13 @@ def hammer(library: Path) -> list[str]:
     return done.stdout.split("\n")[:-1]
 
 
-@pytest.mark.parametrize("is_gpu_code", [False, True])
-def test_data_comes_back_once_and_is_the_programs_own(tmp_path: Path, is_gpu_code: bool) -> None:
+@pytest.mark.parametrize("gpu_code", [0, 5_000_000, 10_649_600])
+def test_data_comes_back_once_and_is_the_programs_own(tmp_path: Path, gpu_code: int) -> None:
+    """So many bytes of it are GPU code, which has a hole of its own."""
     original, code = compile_data(tmp_path, "code")
     assert hammer(original) == ["None", "None"]
     before = original.read_bytes()
-    containers = [code] if is_gpu_code else []
+    containers = [(code[0], code[0] + gpu_code)] if gpu_code else []
     cut = cut_library(original, tmp_path / "cut.so", tmp_path, [], OPTIONS, containers)
     assert cut.size_after < cut.size_before - 10_000_000
     # Eight threads write to the same page at the same time, in two processes.

@@ -715,6 +715,7 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("cut", "is not described as the original has it", another_hole(0, 0)),
     ("cut", "it has other addresses", another_hole(2, 4096)),
     ("pieces", "the spare has other bytes for the hole", a_page_of_the_spare_that_the_library_has),
+    ("packed", "no header covers the hole", segment(-6, MEMSZ, -4096)),
     ("plain", "in no place", with_zeros(None, MEMSZ, -4096)),
     ("pieces", "in no place", hole(1, START, 4096)),
     ("pieces", "in both", hole(1, START, -4096)),

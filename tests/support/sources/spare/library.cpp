@@ -78,3 +78,7 @@ __asm__(
 __attribute__((noinline, aligned(4096))) static int initial() { return 42; }
 static int initialised = initial();
 extern "C" int constructed() { return initialised; }
+
+#ifdef DATA
+char data[16 * 4096] = {1};
+#endif
