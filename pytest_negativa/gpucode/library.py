@@ -50,7 +50,7 @@ _FOREIGN_SECTIONS = {
     "__CLANG_OFFLOAD_BUNDLE__sycl-spir64": "Intel",
 }
 # What slim takes out of libraries with a spare besides GPU code; see rewriting/compact/cut.py.
-_HOST_SECTION = re.compile(r"\.(text|l?rodata|eh_frame|gcc_except_table)\b")
+_HOST_SECTION = re.compile(r"\.(text|l?rodata|data|eh_frame(_hdr)?|gcc_except_table)\b")
 _IS_SPARE = (
     "is a spare of negativa slim --spare, with parts of a library; negativa slim undo gives the "
     "original back"

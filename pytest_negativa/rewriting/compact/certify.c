@@ -400,8 +400,8 @@ static void check_image(void) {
             Elf64_Phdr now = slim.loads[next++];
             /* Garbage collectors read what the headers of data cover, holes included. */
             uint64_t file = place + now.p_filesz, data = file;
-            size_t stop = before->p_flags & PF_W ? note.hole_count : 0;
-            for (size_t i = hole; i < stop && holes[i].start == data; i++) data = holes[i].end;
+            size_t most = before->p_flags & PF_W ? note.hole_count : 0;
+            for (size_t i = hole; i < most && holes[i].start == data; i++) data = holes[i].end;
             if (data != file && data != place + now.p_memsz)
                 fail("no header covers the hole at %#" PRIx64, file);
             if (data != file) now.p_memsz = now.p_filesz;
