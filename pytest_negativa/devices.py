@@ -121,11 +121,12 @@ def _native() -> list[str]:
     A process of its own asks: after ``cuInit``, no child that the tests fork could use CUDA. What
     traces its parent must not trace it.
     """
-    kept = {k: v for k, v in os.environ.items() if k not in ("CUDA_INJECTION64_PATH", "LD_AUDIT")}
+    kept = {k: v for k, v in os.environ.items() if k != "CUDA_INJECTION64_PATH"}
     command = (sys.executable, "-m", __name__)
     done = subprocess.run(
         command,
-        env=kept,
+        # Not taken for a program of the tests, see processes/pages/starts.h.
+        env={**kept, "LD_AUDIT": ""},
         # -m searches the current folder first, which may have modules of other people.
         cwd=Path(__file__).parents[1],
         capture_output=True,

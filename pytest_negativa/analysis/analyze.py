@@ -82,8 +82,8 @@ def analyze(
 
 
 def map_loaded(usage: Usage, settings: Settings, paths: Iterable[str]) -> Iterator[object]:
-    """Map libraries of a usage as ``analyze`` does, for the cache; none before a GPU is known."""
-    if usage.devices and settings.cache_dir is not None:
+    """Map libraries of a usage with a GPU as ``analyze`` does, for the cache, if there is one."""
+    if settings.cache_dir is not None:
         yield from _Analyzer(usage, settings, (), (), (), ()).map(list(paths), [], None, None)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from pytest_negativa.analysis.analyze import map_loaded
 from pytest_negativa.errors import NegativaError
+from pytest_negativa.gpucode.workers import start_server
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.merge import merge_traces
@@ -33,13 +34,18 @@ def reading_ahead(run: Run, settings: Settings) -> Iterator[None]:
 
 
 def _read(run: Run, settings: Settings, over: threading.Event) -> None:
-    # On Linux, of this thread alone, and of the workers that it starts.
-    os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
     known: set[str] = set()
     # What can't be read now, the report names.
     with contextlib.suppress(NegativaError, OSError):
         while not over.wait(_PAUSE):
             usage = merge_traces(run.trace_files())
+            if not usage.devices:
+                continue
+            if not known:
+                # The report has workers of this server, too.
+                start_server()
+                # On Linux, of this thread alone, and of its workers.
+                os.setpriority(os.PRIO_PROCESS, 0, _LOWEST)
             paths = {used.library.path for used in usage.libraries} - known
             known |= paths
             for _ in map_loaded(usage, settings, paths):

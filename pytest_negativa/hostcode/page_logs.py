@@ -66,6 +66,7 @@ _SEEN, _FETCHED = 1 << 15, 1 << 12
 _UNWATCHED = 1
 # Shared in processes/pages/log.h.
 _STARTS = struct.Struct("<8x512xI" + 9 * "384s")
+_SHELL_COMMAND = re.compile(rb"\S*sh -\w*c ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,9 @@ def count_lost(folder: Path) -> int:
 def unwatched_programs(folder: Path) -> Iterator[str]:
     """Command lines of programs that processes started without the environment of the trace.
 
-    Only of programs that loaded libraries where they were watched: a shell or ldconfig, which
-    ``ctypes.util`` starts so, loads none. Path and words are cut off at 383 bytes. The last item
-    stands for those of which there was no room.
+    Only of programs that loaded libraries where they were watched: ldconfig, which ``ctypes.util``
+    starts so, loads none. Of a shell's commands, nobody knows. Path and words are cut off at 383
+    bytes. The last item stands for those of which there was no room.
 
     Raises:
         NegativaError: a log is damaged.
@@ -134,7 +135,8 @@ def unwatched_programs(folder: Path) -> Iterator[str]:
     watched = {one.executable for one in read_page_logs(folder) if one.libraries} if count else ()
     for start in starts[:count]:
         program, _, command = start.partition(b"\0")[0].partition(b"\n")
-        if _executable(os.fsdecode(program)) in watched:
+        is_shell = _SHELL_COMMAND.match(command) is not None
+        if is_shell or _executable(os.fsdecode(program)) in watched:
             yield command.decode("utf-8", "backslashreplace")
     if count > len(starts):
         yield f"{count - len(starts):,} other programs"

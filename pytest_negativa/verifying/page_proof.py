@@ -178,8 +178,8 @@ def prove_pages(verification: Verification, verdict: Verdict | None) -> Verdict:
         unwatched=(c for c in started if not any(matches_command(glob, c) for glob in accepted)),
     )
     missed = tuple(missed_pages(traced, found))
-    loaded, before = ({one.sha256 for one in usage.libraries} for usage in (found, traced))
-    if loaded - before or missed:
+    # Of data, it may have used more than the traced run, too.
+    if unite([traced, found]).libraries != traced.libraries:
         _add_to_trace(run, rounds, attempt.reconstruction)
     verdict = verdict or verdict_of(attempt, tests, proof.reasons)
     facts = tuple(map(facts_of, attempt.all_rounds))

@@ -15,13 +15,14 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
-from pytest_negativa.models.spans import PAGE_SIZE, Span, size
+from pytest_negativa.models.spans import PAGE_SIZE, Span, covers, size
 from pytest_negativa.processes.page_watch import read_processor
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.runs import Run
+from tests.support.compiling import needs_compiler
 from tests.support.cutting import compile_library, logged, needs_stub
 from tests.support.libraries import QUICKSTART_LIBRARY
-from tests.support.paged import needs_page_watch
+from tests.support.paged import compile_constants, needs_page_watch, symbols_of
 from tests.support.recordings import rewrite
 from tests.support.sessions import Project
 
@@ -103,6 +104,33 @@ def test_from_a_run_to_smaller_libraries_elsewhere(
     assert missed(60, 63) == 0
     negativa("slim", "undo", "site")
     assert digest_of(copy) == digest_of(library)
+
+
+READS = """
+import ctypes, os, sys
+is_again = os.path.exists("again")
+open("again", "w").close()
+ctypes.CDLL(sys.argv[1]).read_block(9 if is_again else 3)
+"""
+
+
+@pytest.mark.slow
+@needs_page_watch
+@needs_compiler
+def test_data_that_only_the_proof_used_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, block = compile_constants(tmp_path), 256 << 10
+    monkeypatch.chdir(tmp_path)
+    program = [sys.executable, "-m", "pytest_negativa", "trace", "--cpu", "--", sys.executable]
+    subprocess.run([*program, "-c", READS, str(library)], check=True, capture_output=True)
+    negativa("verify", "--cpu")
+    negativa("lock")
+    rows = load_lock(Path("negativa.lock")).libraries
+    [row] = [row for row in rows if row.path == library.name]
+    [first] = [at for at, name in symbols_of(library).items() if name == "blocks"]
+    middles = {n: first + n * block + block // 2 for n in range(12)}
+    assert {n for n, at in middles.items() if not covers(row.spans, at, at + 1)} == {3, 9}
 
 
 def usage_of(*libraries: Path, incomplete: tuple[str, ...] = ()) -> HostUsage:

@@ -456,12 +456,15 @@ def test_a_limit_on_file_sizes_loses_libraries_not_the_process(
 STARTS = """
 import os, subprocess, sys
 python, code, few = sys.executable, "pass", {"PATH": os.environ["PATH"]}
+audit = {"LD_AUDIT": os.environ["LD_AUDIT"]}
 subprocess.run([python, "-c", code, "inherits"])
-subprocess.run([python, "-c", code, "keeps"], env={**few, "NEGATIVA_PAGES_LOGS": "/"})
+subprocess.run([python, "-c", code, "keeps"], env={**audit, "NEGATIVA_PAGES_LOGS": "/"})
+subprocess.run([python, "-c", code, "lacks LD_AUDIT"], env={"NEGATIVA_PAGES_LOGS": "/"})
 subprocess.run([python, "-c", code, "few"], env=few)
 subprocess.run([python, "-c", code, "few"], env=few)
 subprocess.run([sys.argv[1], "script"], env=few)
 subprocess.run(["true", "loads nothing"], env=few)
+subprocess.run("true; true", shell=True, env=few)
 subprocess.run([python, "-c", code, "after fork"], env={}, preexec_fn=lambda: None)
 os.waitpid(os.posix_spawn(python, [python, "-c", code, "spawn"], {}), 0)
 os.waitpid(os.posix_spawnp(python, [python, "-c", code, "\xff" * 400], {}), 0)
@@ -481,15 +484,18 @@ def test_programs_that_are_started_without_the_watch_are_named(
     run(logs, sys.executable, "-c", STARTS, script, str(others))
     found = list(unwatched_programs(logs))
     python = f"{sys.executable} -c pass"
-    assert found[:5] == [
+    assert found[:7] == [
+        f"{python} lacks LD_AUDIT",
         f"{python} few",
         f"{script} script",
+        # Nobody knows what a shell starts.
+        "/bin/sh -c true; true",
         f"{python} after fork",
         f"{python} spawn",
-        found[4],
+        found[6],
     ]
-    assert found[4].startswith(f"{python} \xff\xff") and len(found[4].encode()) < 384
-    assert found[5:] == ([f"{python} {i}" for i in range(3)] + ["7 other programs"])[: others and 4]
+    assert found[6].startswith(f"{python} \xff\xff") and len(found[6].encode()) < 384
+    assert found[7:] == ([f"{python} 0", "9 other programs"])[: others and 2]
 
 
 def test_a_damaged_log_is_an_error(library: Path, program: Path, logs: Path) -> None:

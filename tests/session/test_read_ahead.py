@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,29 @@ def test_maps_are_made_while_the_tests_run(tmp_path: Path) -> None:
     with (project.folder / "lib.so").open("ab") as library:
         library.write(bytes(1 << 20))
     assert "\nPROVED" in project.verify("--negativa")
+
+
+PRIORITIES = """
+import os, threading
+from pytest_negativa.gpucode.workers import LocalProcesses, run_tasks, start_server
+
+def priorities(lower):
+    if lower:
+        start_server()
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+    print(*{found for _, found in run_tasks(LocalProcesses(2), os.nice, [0, 0], 2)})
+
+if __name__ == "__main__":
+    thread = threading.Thread(target=priorities, args=[True])
+    thread.start()
+    thread.join()
+    priorities(False)
+"""
+
+
+def test_workers_have_the_priority_of_who_asks(tmp_path: Path) -> None:
+    """Those of the report are as urgent as ever."""
+    script = tmp_path / "priorities.py"
+    script.write_text(PRIORITIES)
+    own = int(subprocess.check_output(["nice"]))
+    assert subprocess.check_output([sys.executable, script], text=True) == f"19\n{own}\n"

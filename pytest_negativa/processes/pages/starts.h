@@ -1,5 +1,6 @@
-/* Programs that a process starts without the folder for logs: whoever reads the logs can't know
- * what code they touch. The file `lost` names them. See libc.h.
+/* Programs that a process starts without the folder for logs, or without the library that writes
+ * them: whoever reads the logs can't know what code they touch. The file `lost` names them. See
+ * libc.h.
  *
  * After vfork this runs in the parent's memory, so it changes nothing but that file.
  */
@@ -10,11 +11,10 @@
 
 #include <fcntl.h>
 
-static bool is_watched(const char *const *environment) {
-    static const char name[] = "NEGATIVA_PAGES_LOGS=";
+static bool has(const char *const *environment, const char *name) {
     for (; is_readable((uintptr_t)environment, sizeof *environment) && *environment; environment++)
         if (is_readable((uintptr_t)*environment, 1) &&
-            strncmp(*environment, name, sizeof name - 1) == 0)
+            strncmp(*environment, name, strlen(name)) == 0)
             return true;
     return false;
 }
@@ -30,7 +30,7 @@ static void note_start(const char *path, const char *const *words, const char *c
     char text[START_LENGTH] = {0};
     size_t used;
     if (only_holes || log_.shared == NULL || !is_readable((uintptr_t)log_.shared, 1) ||
-        is_watched(environment))
+        (has(environment, "NEGATIVA_PAGES_LOGS=") && has(environment, "LD_AUDIT=")))
         return;
     /* Who looks for a program tries each folder of PATH. */
     if (is_readable((uintptr_t)path, 1) && strchr(path, '/') &&
