@@ -89,7 +89,8 @@ def lock_run(run: Run, settings: Settings, *, unproved: bool) -> Lock:
             verdict,
             place_of,
             unplanned=unplanned,
-            incomplete=incomplete,
+            # Of a run that traced CPU code alone, nothing of GPU code is locked.
+            incomplete=incomplete if planned else (),
             unproved=unproved or not planned,
             include=settings.libraries.include,
             exclude=(*settings.libraries.exclude, *settings.keep.libraries),

@@ -48,7 +48,7 @@ from pytest_negativa.storage.user_files import STDOUT
 @click.option(
     "--unproved",
     is_flag=True,
-    help="Lock a run even if it is not proved; slim warns of such a lock.",
+    help="Lock GPU code even if it is not proved; slim warns of such a lock.",
 )
 @click.option(
     "--add-misses",
@@ -88,7 +88,7 @@ def lock(
     --add-uses, it keeps what another run used, such as the samples of a service: see negativa trace
     --attach-env. The same holds for what it removes.
 
-    Exit status: 0, or 1 if the run is not proved (see --unproved) or can't be read.
+    Exit status: 0, or 1 if GPU code is not proved (see --unproved) or the run can't be read.
     """
     settings = settings_of(flags)
     check_usage(

@@ -94,7 +94,9 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 @click.option("--strip-others", is_flag=True, help="Strip also libraries that lose no GPU code.")
 @click.option("--no-strip", is_flag=True, help="Keep symbol tables and debug information.")
 @click.option(
-    "--require", is_flag=True, help="Do nothing unless all GPU libraries of the lock are there."
+    "--require",
+    is_flag=True,
+    help="Do nothing if a library of the lock is another file, or one with GPU code is missing.",
 )
 @click.option(
     "--target",
@@ -426,7 +428,7 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
     """The reason that no library was slimmed, for an error; None if there was work."""
     where = named_paths(*request.paths)
     if report.stopped:
-        return "nothing was done: libraries of the lock are missing"
+        return "nothing was done: not all libraries of the lock are here"
     # A package without GPU code becomes a copy: all of an environment may go through slim.
     if any(map(is_package, request.paths)):
         return None
@@ -435,11 +437,17 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
     wanted = (
         0 if request.lock is None else len(request.lock.gpu_libraries) + len(request.lock.files)
     )
-    if unmet and len(report.rows) >= wanted > 0:
+    if unmet and len(report.rows) >= max(wanted, 1):
         return f"nothing of the lock is in {where}: is it the lock of another environment?"
     if report.rows:
         return None
-    what = "nothing of the lock is there" if request.lock is not None else "no library has GPU code"
+    what = (
+        "no library has GPU code"
+        if request.lock is None
+        else "the lock has CPU code alone"
+        if request.lock.cpu is not None and request.options.spare is None and not wanted
+        else "nothing of the lock is there"
+    )
     if any(is_package(inner) for path in request.paths for inner in path.glob("*")):
         what += "; the packages there were not opened: pass each by its own path, with --target"
     return f"nothing to slim in {where}: {what}"

@@ -18,25 +18,25 @@ def next_command(run: Run) -> str:
     # A run that unites several has no outcomes.
     outcomes = run.outcomes_file
     kind = read_outcomes(outcomes).kind if outcomes.exists() else None
-    trace, verify = "pytest --negativa", "pytest --negativa-verify"
-    heal, cpu = "pytest --negativa-heal", "--negativa-cpu"
+    trace, verify, heal = "pytest --negativa", "pytest --negativa-verify", "pytest --negativa-heal"
+    cpu, command = "--negativa-cpu", ""
     if kind is SessionKind.COMMAND:
         trace, verify, heal = "negativa trace", "negativa verify", "negativa verify --heal"
-        cpu = "--cpu"
+        cpu, command = "--cpu", " -- COMMAND"
     verdict = load_verdict(run)
     is_proved = verdict is not None and verdict.proved
     if run.has_pages and not run.trace_files():
-        then = f"{verify if verdict is None and run.failure is None else trace} {cpu}"
-        return "negativa lock" if is_proved else then
+        words = (verify, cpu) if verdict is None and run.failure is None else (trace, cpu + command)
+        return "negativa lock" if is_proved else " ".join(words)
     if load_report(run).replay is not None:
-        return f"{trace} on a machine with a GPU"
+        return f"{trace}{command} on a machine with a GPU"
     if not run.plan_files():
         # Either its tests failed, or they used no GPU code.
-        return trace if run.failure is not None else "negativa inspect"
+        return trace + command if run.failure is not None else "negativa inspect"
     if is_proved:
         return "negativa lock"
     if kind is None:
         return f"{verify} for each run that is not proved, then negativa combine"
     if verdict is None:
         return verify
-    return trace if verdict.healing else heal
+    return trace + command if verdict.healing else heal

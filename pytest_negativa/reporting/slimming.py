@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_negativa.models.sizes import format_bytes
-from pytest_negativa.models.slimming import PROBLEMS, UNMET, SlimRow, SlimStatus
+from pytest_negativa.models.slimming import PROBLEMS, SlimRow, SlimStatus
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_items, format_share
@@ -97,7 +97,7 @@ def _table(headers: Sequence[str | None], rows: Sequence[SlimRow], top: int) -> 
 
 def _lines(rows: Sequence[SlimRow]) -> Iterator[str]:
     """Details of the libraries in tables, and lines for those in none."""
-    told = {*UNMET, SlimStatus.INTERRUPTED} - {SlimStatus.SPARE_AWAY}
+    told = {SlimStatus.MISSING, SlimStatus.INTERRUPTED}
     found: list[tuple[str, str, str]] = []
     for row in rows:
         if row.detail and row.status in {*_IN_TABLE, SlimStatus.SOUND}:
@@ -108,7 +108,7 @@ def _lines(rows: Sequence[SlimRow]) -> Iterator[str]:
             found.append((row.path, f"{row.path}: {_status(row)}", _status(row)))
         if row.status is SlimStatus.SPARE_AWAY:
             found.append((row.path, f"{row.status.value}: {_BRING}", _status(row)))
-        if row.status is SlimStatus.LEFT:
+        if row.status in {SlimStatus.LEFT, SlimStatus.DIFFERENT}:
             found.append((row.path, _kind(row), _status(row)))
     yield from _united(found)
 

@@ -163,12 +163,12 @@ class Recipe:
 def lock_in_words(lock: Lock) -> str:
     """A lock in words, for people who meet a slimmed library later."""
     proof = lock.proof
+    if not proof.proved:
+        return f"the lock of run {proof.run}, NOT PROVED"
     cpus = () if lock.cpu is None else lock.cpu.processors
     devices = [f"{d.name} ({d.compute_capability})" for d in proof.devices] or cpus
-    proved = "proved" if proof.proved else "NOT PROVED"
-    tests = sum(proof.tests.values())
     return (
-        f"the lock of run {proof.run}, {proved} by {tests:,} tests on "
+        f"the lock of run {proof.run}, proved by {sum(proof.tests.values()):,} tests on "
         f"{', '.join(devices) or 'no device'}" + (f", {proof.date}" if proof.date else "")
     )
 

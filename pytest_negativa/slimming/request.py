@@ -138,9 +138,7 @@ def refuse_contradictions(request: SlimRequest, roots: Iterable[Path]) -> None:
                 f"{'; '.join(proof.incomplete)}"
             )
         if not request.lock.gpu_libraries:
-            raise OptionError(
-                "--drop-never-loaded: the lock has no libraries, so it proves nothing"
-            )
+            raise OptionError("--drop-never-loaded: the lock has no GPU code, so it proves nothing")
     if request.target is not None:
         raise OptionError(
             "--target takes a wheel or conda package; to keep a folder unchanged, copy it "

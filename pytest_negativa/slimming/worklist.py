@@ -364,20 +364,23 @@ def find_work(
                 folder.add(library, others)
             folder.add_packages(packages_by_archs(folder.tree, folder.manifest, others))
         return folders, []
-    unmet = _match_lock(folders, lock, sizes, by_digest(request, lock))
+    unmet = _match_lock(folders, rows, sizes, by_digest(request, lock))
     for folder in folders:
         _Others(folder, request, lock).apply()
     return folders, [*unmet, *_add_packages(folders, lock, request.options)]
 
 
 def _match_lock(
-    folders: Sequence[WorkList], lock: Lock, sizes: Set[int], recipes: Mapping[str, Recipe]
+    folders: Sequence[WorkList],
+    rows: Sequence[LockedLibrary],
+    sizes: Set[int],
+    recipes: Mapping[str, Recipe],
 ) -> list[SlimRow]:
     """Give the files of folders to the libraries of a lock.
 
     Returns:
-        A row for each library with GPU code that is in no folder. Of the others, some belong to the
-        tests, or to the system.
+        A row for each library that is another file, and each with GPU code that is in no folder. Of
+        the others, some belong to the tests, or to the system.
     """
     found = set()
     for folder in folders:
@@ -390,10 +393,13 @@ def _match_lock(
                 found.add(sha256)
                 folder.add(library, recipes[sha256])
     unread = {size for folder in folders for size in folder.unread}
-    missing = (
-        one for one in lock.gpu_libraries if one.sha256 not in found and one.size not in unread
-    )
-    return [_unmet(library, folders) for library in missing]
+    missing = (one for one in rows if one.sha256 not in found and one.size not in unread)
+    return [
+        row
+        for library in missing
+        for row in (_unmet(library, folders),)
+        if library.code_sha256 is not None or row.status is not SlimStatus.MISSING
+    ]
 
 
 class _Others:
@@ -574,7 +580,10 @@ def _unmet(library: LockedLibrary, folders: Sequence[WorkList]) -> SlimRow:
             (name, group)
             for group in folder.tree.groups
             for name in group.names
-            if name.rpartition("/")[2] == library.name and folder.is_free(group.names)
+            if name.rpartition("/")[2] == library.name
+            # Extension modules of many packages have one file name.
+            and (library.code_sha256 is not None or f"/{name}".endswith(f"/{library.path}"))
+            and folder.is_free(group.names)
         ]
         # The file that lies where the lock's does, rather than one of the same name elsewhere.
         for name, group in sorted(named, key=lambda found: not library.path.endswith(found[0])):

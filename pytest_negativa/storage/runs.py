@@ -294,7 +294,8 @@ class Run:
         if not self.has_pages or self.trace_files():
             return None
         return (
-            f"only CPU code was traced; show it with: negativa pages --run {shlex.quote(str(self))}"
+            "only CPU code was traced; to prove it, add --cpu (of pytest: --negativa-cpu); show it "
+            f"with: negativa pages --run {shlex.quote(str(self))}"
         )
 
     @property

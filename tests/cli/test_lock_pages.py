@@ -15,9 +15,11 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.source import digest_of
 from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.hostcode import HostLibrary, HostUsage
+from pytest_negativa.models.lock import seal
 from pytest_negativa.models.spans import PAGE_SIZE, Span, covers, size
 from pytest_negativa.processes.page_watch import read_processor
-from pytest_negativa.storage.lockfile import load_lock
+from pytest_negativa.slimming.recipes import lock_in_words
+from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.storage.runs import Run
 from tests.support.compiling import needs_compiler
 from tests.support.cutting import compile_library, logged, needs_stub
@@ -25,6 +27,7 @@ from tests.support.libraries import QUICKSTART_LIBRARY
 from tests.support.paged import compile_constants, needs_page_watch, symbols_of
 from tests.support.recordings import rewrite
 from tests.support.sessions import Project
+from tests.support.sites import with_pages
 
 SUM = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).sum(*map(int, sys.argv[2:])))"
 
@@ -56,6 +59,7 @@ def test_from_a_run_to_smaller_libraries_elsewhere(
     done = negativa("lock")
     assert "CPU code and data: " in done.stdout and "NOT PROVED" in done.stderr
     lock = Path("negativa.lock").rename(theirs / "negativa.lock")
+    assert load_lock(lock).proof.incomplete == ()
     run = Path(".negativa/latest").resolve()
 
     # On another machine, without the run.
@@ -64,6 +68,7 @@ def test_from_a_run_to_smaller_libraries_elsewhere(
     copy = Path(shutil.copy(library, "site"))
     stays = negativa("slim", "--no-way-back", "site", status=1).stderr
     assert "CPU code of the lock leaves with --spare alone: all of it stays" in stays
+    assert stays.endswith("nothing to slim in site: the lock has CPU code alone\n")
     slim = ("slim", "--spare", theirs / "spares", "site")
     negativa(*slim)
     small = copy.stat().st_size
@@ -151,6 +156,37 @@ def usage_of(*libraries: Path, incomplete: tuple[str, ...] = ()) -> HostUsage:
         libraries=tuple(rows),
         incomplete=incomplete,
     )
+
+
+def test_another_file_at_the_same_place_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What only the tests or the system have is not here. Many packages have files of one name."""
+    monkeypatch.chdir(tmp_path)
+    files = {name: Path("site", name, "lib.so") for name in ("ours", "theirs")}
+    for name, file in files.items():
+        file.parent.mkdir(parents=True)
+        file.write_bytes(QUICKSTART_LIBRARY.read_bytes() + name.encode())
+    gone = Path(shutil.copy(QUICKSTART_LIBRARY, "lib.so"))
+    lock = with_pages(usage_of(gone))
+    [row] = lock.libraries
+
+    def named(path: str) -> Result:
+        here = msgspec.structs.replace(row, path=path, distribution="ours", version="1.0")
+        save_lock(
+            seal(msgspec.structs.replace(lock, libraries=(here,))), tmp_path / "negativa.lock"
+        )
+        return negativa("slim", "--spare", tmp_path / "spares", "--require", "site", status=1)
+
+    other = named("ours/lib.so")
+    assert "ours/lib.so: another file: " in other.stdout and "theirs" not in other.stdout
+    assert "(of ours 1.0)" in other.stdout and "nothing was done: " in other.stderr
+    assert named("gone/lib.so").stdout == ""
+
+
+def test_a_lock_in_words() -> None:
+    lock = with_pages(usage_of(QUICKSTART_LIBRARY))
+    assert lock_in_words(lock) == f"the lock of run {lock.proof.run}, NOT PROVED"
 
 
 @pytest.mark.slow

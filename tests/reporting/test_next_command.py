@@ -33,7 +33,7 @@ def test_from_trace_to_lock(run: Run) -> None:
     write_record(run.verdict_file, verdict)
     assert next_line(run) == "Next: negativa verify --heal"
     write_record(run.verdict_file, msgspec.structs.replace(verdict, healing=True))
-    assert next_line(run) == "Next: negativa trace"
+    assert next_line(run) == "Next: negativa trace -- COMMAND"
     write_record(run.verdict_file, verdict_of())
     assert next_line(run) == "Next: negativa lock"
 
@@ -50,7 +50,7 @@ def test_a_combined_run_can_not_be_verified(run: Run) -> None:
     ("proved", "command"),
     [
         (None, "verify --cpu"),
-        (False, "trace --cpu"),
+        (False, "trace --cpu -- COMMAND"),
         (True, "lock"),
     ],
 )
@@ -65,9 +65,9 @@ def test_without_a_plan(run: Run) -> None:
     shutil.rmtree(run.plan_dir)
     assert next_line(run) == "Next: negativa inspect"
     run.mark("failed", "it ended with exit status 3")
-    assert next_line(run) == "Next: negativa trace"
+    assert next_line(run) == "Next: negativa trace -- COMMAND"
 
 
 def test_a_replay_leads_to_no_lock_that_could_take_the_place_of_a_proved_one(run: Run) -> None:
     write_record(run.report_file, report(replay="No GPU: replaying."))
-    assert next_line(run) == "Next: negativa trace on a machine with a GPU"
+    assert next_line(run) == "Next: negativa trace -- COMMAND on a machine with a GPU"

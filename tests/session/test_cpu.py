@@ -178,7 +178,7 @@ def test_reports_of_gpu_code_are_refused(project: Project, library: Path) -> Non
     )
     for command in (("report", "html"), ("locate",), ("reconstruct",), image_report):
         refused = project.negativa(*command, status=1)
-        assert "only CPU code was traced; show it with: negativa pages" in refused.stderr
+        assert "only CPU code was traced; to prove it, add --cpu" in refused.stderr
 
 
 @pytest.mark.slow

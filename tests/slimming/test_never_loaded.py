@@ -320,7 +320,7 @@ def test_locks_that_do_not_know(
     before = snapshot(site.folder)
     with pytest.raises(OptionError, match=problem):
         run(lock=msgspec.structs.replace(lock, proof=changed))
-    with pytest.raises(OptionError, match="has no libraries"):
+    with pytest.raises(OptionError, match="has no GPU code"):
         run(lock=msgspec.structs.replace(lock, libraries=()))
     assert snapshot(site.folder) == before
 
