@@ -113,7 +113,7 @@ def lock(
 
 
 def _lines(lock: Lock, path: Path | Url) -> Iterator[str]:
-    """What a lock has, in words."""
+    """Content of a lock, in words."""
     traced, known = (
         format_items(len(rows), "library", "libraries")
         for rows in (lock.libraries, lock.gpu_libraries)

@@ -96,7 +96,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 @click.option(
     "--require",
     is_flag=True,
-    help="Do nothing if a library of the lock is another file, or one with GPU code is missing.",
+    help="Do nothing if a library of the lock is missing or another file.",
 )
 @click.option(
     "--target",

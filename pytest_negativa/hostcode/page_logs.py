@@ -120,9 +120,9 @@ def count_lost(folder: Path) -> int:
 def unwatched_programs(folder: Path) -> Iterator[str]:
     """Command lines of programs that processes started without the environment of the trace.
 
-    Only of programs that loaded libraries where they were watched: ldconfig, which ``ctypes.util``
-    starts so, loads none. Of a shell's commands, nobody knows. Path and words are cut off at 383
-    bytes. The last item stands for those of which there was no room.
+    Only of programs that loaded libraries where they were watched, by name: ldconfig, which
+    ``ctypes.util`` starts so, loads none. Of a shell's commands, nobody knows. Path and words are
+    cut off at 383 bytes. The last item counts the programs that the file had no room for.
 
     Raises:
         NegativaError: a log is damaged.
@@ -132,24 +132,29 @@ def unwatched_programs(folder: Path) -> Iterator[str]:
     with refusing(path, "read"):
         data = read_regular(path, follow=False)
     count, *starts = _STARTS.unpack_from(data) if len(data) >= _STARTS.size else (0,)
-    watched = {one.executable for one in read_page_logs(folder) if one.libraries} if count else ()
+    logs = read_page_logs(folder) if count else ()
+    watched = {_name(os.fsencode(one.executable)) for one in logs if one.libraries}
     for start in starts[:count]:
         program, _, command = start.partition(b"\0")[0].partition(b"\n")
         is_shell = _SHELL_COMMAND.match(command) is not None
-        if is_shell or _executable(os.fsdecode(program)) in watched:
+        if is_shell or not watched.isdisjoint(map(_name, (program, *_shebang(program)))):
             yield command.decode("utf-8", "backslashreplace")
     if count > len(starts):
         yield f"{count - len(starts):,} other programs"
 
 
-def _executable(program: str) -> str:
-    """What runs a program: it, or the interpreter of a script (execve(2))."""
-    path = shutil.which(program) or program
-    with contextlib.suppress(OSError), Path(path).open("rb") as file:
-        if (line := file.readline(256)).startswith(b"#!") and (words := line[2:].split()):
-            is_env = words[0].endswith(b"/env") and len(words) > 1
-            return _executable(os.fsdecode(words[is_env]))
-    return os.path.realpath(path)
+def _name(program: bytes) -> bytes:
+    """The name of a program without its folder and version: ``python``."""
+    return program.rpartition(b"/")[2].rstrip(b".0123456789")
+
+
+def _shebang(program: bytes) -> list[bytes]:
+    """The words in the first line of a script, such as env and Python (execve(2))."""
+    path = os.fsdecode(program)
+    with contextlib.suppress(OSError), Path(shutil.which(path) or path).open("rb") as file:
+        if (line := file.readline(256)).startswith(b"#!"):
+            return line[2:].split()
+    return []
 
 
 def read_page_logs(folder: Path) -> tuple[LoggedProcess, ...]:

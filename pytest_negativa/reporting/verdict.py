@@ -8,6 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from pytest_negativa.gpucode.demangle import demangle
+from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.settings import Reports
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.verdict import (
@@ -174,10 +175,12 @@ def _conclusion(verdict: Verdict) -> str:
         rows = [r for r in verdict.libraries if r.status is LibraryStatus.PROVED]
         code = sum(r.code_bytes for r in rows)
         left = sum(r.left_bytes for r in rows)
+        failed = sum(t.before == t.after in (Outcome.FAILED, Outcome.ERROR) for t in verdict.tests)
+        doubt = f" ({failed:,} of them failed, and may need more)" if failed else ""
         text = (
             f"PROVED: {format_bytes(code - left)} of {format_bytes(code)} GPU code in "
             f"{format_items(len(rows), 'library', 'libraries')} is not needed by "
-            f"{format_items(len(verdict.tests), 'test', 'tests')} on {where}.\n"
+            f"{format_items(len(verdict.tests), 'test', 'tests')}{doubt} on {where}.\n"
             f"{format_bytes(left)} ({format_share(left, code)}) is left."
         )
         before = sum(r.size for r in rows)

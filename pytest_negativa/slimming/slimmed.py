@@ -34,7 +34,7 @@ UNREADABLE = "it cannot be read"
 
 
 class Fate(enum.Enum):
-    """What a name of a slimmed library leads to now: each has rules of its own."""
+    """State of the file at a name of a slimmed library; each has rules of its own."""
 
     RESULT = "what slim wrote"
     DAMAGED = "a file of ours that is not what slim wrote there last, or can't be read"

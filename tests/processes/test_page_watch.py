@@ -479,7 +479,7 @@ def test_programs_that_are_started_without_the_watch_are_named(
     tmp_path: Path, logs: Path, others: int
 ) -> None:
     script = tmp_path / "script"
-    script.write_text(f"#!/usr/bin/env {sys.executable}\n")
+    script.write_text("#!/usr/bin/env -S python3 -u\n")
     script.chmod(0o755)
     run(logs, sys.executable, "-c", STARTS, script, str(others))
     found = list(unwatched_programs(logs))

@@ -388,7 +388,7 @@ def _written(source: ByteSource, tables: ElfTables, load: ProgramHeader) -> tupl
 
 
 def _fill(source: ByteSource, tables: ElfTables) -> Iterator[Range]:
-    """What is in no section: padding, and the X or Z that patchelf writes where a table was."""
+    """Bytes in no section: padding, and the X or Z that patchelf writes over a table it moved."""
     own = [(s.sh_offset, s.file_end) for s in tables.sections if s.loaded]
     own.append((0, tables.header.e_phoff + PHDR.size * len(tables.segments)))
     for start, end in minus(union((s.p_offset, s.file_end) for s in tables.loads), union(own)):

@@ -608,6 +608,13 @@ int covered(void) { long found = 0; dl_iterate_phdr(covers, &found); return (int
 """
 
 
+def result_of(function: str, library: Path) -> int:
+    """What a function of a library returns, in a process of its own."""
+    script = f"import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).{function}())"
+    command = [sys.executable, "-I", "-c", script, str(library)]
+    return int(subprocess.check_output(command, text=True))
+
+
 @pytest.mark.parametrize("by_patchelf", [False, True])
 def test_a_segment_of_data_is_found_whole(tmp_path: Path, by_patchelf: bool) -> None:
     """Garbage collectors look for pointers in it, also if patchelf has moved the headers."""
@@ -625,9 +632,7 @@ def test_a_segment_of_data_is_found_whole(tmp_path: Path, by_patchelf: bool) -> 
     assert size(done.holes) >= 14 * 4096
     if by_patchelf:
         subprocess.run([PATCHELF, "--add-needed", "libm.so.6", done.library], check=True)
-    python = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).covered())"
-    command = [sys.executable, "-I", "-c", python, str(done.library)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "65536\n"
+    assert result_of("covered", done.library) == 65536
 
 
 def test_zeros_of_thread_local_variables_have_no_place_in_memory(tmp_path: Path) -> None:
@@ -640,9 +645,7 @@ def test_zeros_of_thread_local_variables_have_no_place_in_memory(tmp_path: Path)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
     done = cut_library(library, tmp_path / "cut.so", tmp_path, [], OPTIONS)
     assert size(done.holes) >= 30 * 4096
-    script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).use())"
-    command = [sys.executable, "-I", "-c", script, str(done.library)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "42\n"
+    assert result_of("use", done.library) == 42
 
 
 def test_data_that_the_loader_protects_goes_and_is_protected(tmp_path: Path) -> None:
@@ -743,6 +746,4 @@ def test_the_last_page_of_data_stays_with_the_zeros_behind_it(tmp_path: Path) ->
     container = (end - 16 * 4096, end)
     done = cut_library(library, tmp_path / "cut.so", tmp_path, [], OPTIONS, [container])
     assert done.holes == ((container[0], end - 4096),)
-    script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).use())"
-    command = [sys.executable, "-I", "-c", script, str(done.library)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "42\n"
+    assert result_of("use", done.library) == 42
