@@ -52,6 +52,13 @@ def cut(kit: Kit, tmp_path: Path) -> Cut:
     return kit.cut(tmp_path)
 
 
+def result_of(function: str, library: Path) -> int:
+    """What a function of a library returns, in a process of its own."""
+    script = f"import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).{function}())"
+    command = [sys.executable, "-I", "-c", script, str(library)]
+    return int(subprocess.check_output(command, text=True))
+
+
 def check(kit: Kit, cut: Cut) -> None:
     certify(kit.library, cut.library, cut.spare)
 
@@ -290,9 +297,7 @@ def test_its_code_may_run_before_its_constructors(
     subprocess.run(command, check=True)
     cut = cut_library(library, library, tmp_path, [], OPTIONS)
     assert size(cut.holes) >= 3 * 4096
-    script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).use())"
-    words = [sys.executable, "-c", script, str(library)]
-    assert subprocess.run(words, capture_output=True, check=True).stdout == b"42\n"
+    assert result_of("use", library) == 42
 
 
 @pytest.mark.parametrize(
@@ -579,9 +584,7 @@ def test_an_index_of_unwind_tables_goes_but_for_its_first_page(tmp_path: Path) -
     assert size(intersection([(start, end)], done.holes)) >= end - start - 2 * 4096
     assert not covers(done.holes, start, start + 1)
     rebuild_original(done.library, done.spare, tmp_path / "again.so")
-    script = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).caught())"
-    command = [sys.executable, "-I", "-c", script, str(done.library)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "42\n"
+    assert result_of("caught", done.library) == 42
 
 
 # ---- Data that programs write to ----
@@ -606,13 +609,6 @@ static int covers(struct dl_phdr_info *object, size_t size, void *found) {
 }
 int covered(void) { long found = 0; dl_iterate_phdr(covers, &found); return (int)found; }
 """
-
-
-def result_of(function: str, library: Path) -> int:
-    """What a function of a library returns, in a process of its own."""
-    script = f"import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).{function}())"
-    command = [sys.executable, "-I", "-c", script, str(library)]
-    return int(subprocess.check_output(command, text=True))
 
 
 @pytest.mark.parametrize("by_patchelf", [False, True])
