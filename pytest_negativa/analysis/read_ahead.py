@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 from pytest_negativa.analysis.analyze import map_loaded
@@ -14,8 +15,8 @@ from pytest_negativa.models.settings import Settings
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.tracing.merge import merge_traces
 
-# Between two looks at the traces, seconds.
-_PAUSE = 1.0
+# Between two looks at the traces: seconds, and at least so many times what a look takes.
+_PAUSE, _SHARE = 1.0, 20
 # The tests come first (setpriority(2)).
 _LOWEST = 19
 
@@ -35,10 +36,13 @@ def reading_ahead(run: Run, settings: Settings) -> Iterator[None]:
 
 def _read(run: Run, settings: Settings, over: threading.Event) -> None:
     known: set[str] = set()
+    took = 0.0
     # What can't be read now, the report names.
     with contextlib.suppress(NegativaError, OSError):
-        while not over.wait(_PAUSE):
+        while not over.wait(max(_PAUSE, _SHARE * took)):
+            begin = time.monotonic()
             usage = merge_traces(run.trace_files())
+            took = time.monotonic() - begin
             if not usage.devices:
                 continue
             if not known:
