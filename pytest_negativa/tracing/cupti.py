@@ -20,7 +20,7 @@ from typing import Any
 
 from pytest_negativa.devices import driver_initialised
 from pytest_negativa.models.settings import TraceLevel
-from pytest_negativa.models.trace import Context, ImageForm
+from pytest_negativa.models.trace import Context, ImageForm, Phase
 from pytest_negativa.storage.system import ProcessMemory
 from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.detector import TraceError, TracerBusy, TracerUnavailable
@@ -43,8 +43,10 @@ from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.trace_files import TraceWriter
 
 # CUpti_CallbackData in cupti_callbacks.h, 64-bit hosts: i32 callbackSite (padded),
-# functionName, functionParams, functionReturnValue.
+# functionName, functionParams, functionReturnValue; at 64 the u32 correlationId.
 _CALLBACK_DATA = struct.Struct("<i4xQQQ")
+_CORRELATION_ID = 64
+_DRIVER_GET_VERSION = 2  # CUPTI_DRIVER_TRACE_CBID_cuDriverGetVersion in cupti_driver_cbid.h
 _API_EXIT = 1
 _SUCCESS = b"\0\0\0\0"  # CUDA_SUCCESS in cuda.h
 _DOMAIN_DRIVER_API = 1
@@ -113,14 +115,17 @@ class CuptiDetector:
         os.register_at_fork(before=self._before_fork, after_in_child=self._forked)
 
     def set_context(self, context: Context) -> None:
-        self._count_launches()
         self._recorder.set_context(context)
+        if self._launches is not None:
+            self._launches.begin(context)
+            # A process may be ended in the session's last hooks.
+            if (last := context.phase is Phase.SESSION) or self._launches.is_due:
+                self._recorder.launches(self._launches.take(all_of_them=last))
         if not self._profiler_known:
             self._profiler_known = before_first_profile(self._step_aside)
 
     def drain(self) -> None:
         self._recorder.libraries(self._mappings.new_libraries())
-        self._count_launches()
 
     def pause(self, reason: str) -> None:
         if self._subscriber is not None:
@@ -213,7 +218,7 @@ class CuptiDetector:
         in_ranges = self._level is TraceLevel.RANGE
         try:
             counter = self._launches or LaunchCounter(in_ranges=in_ranges, environ=self._environ)
-            lacking = counter.start()
+            lacking = counter.start(self._recorder.context)
         except TracerUnavailable as e:
             self._launches, lacking = None, ("launches-unavailable", str(e))
         else:
@@ -224,7 +229,7 @@ class CuptiDetector:
     def _unsubscribe(self) -> None:
         subscriber, self._subscriber = self._subscriber, None
         if self._launches is not None:
-            self._count_launches()
+            self._recorder.launches(self._launches.take(all_of_them=True))
             self._launches.stop()
         # First no more callbacks, then none that still runs: a callback that comes when the
         # interpreter is gone is a segmentation fault.
@@ -235,18 +240,16 @@ class CuptiDetector:
 
     def _enable(self, on: int, subscriber: int | None) -> None:
         problem: str | None = None
-        for call in DRIVER_CALLS:
+        shown = {call.cbid: call.name for call in DRIVER_CALLS}
+        shown[_DRIVER_GET_VERSION] = "cuDriverGetVersion"
+        for cbid, name in shown.items():
             try:
-                self._cupti.enable_callback(on, subscriber, _DOMAIN_DRIVER_API, call.cbid)
+                self._cupti.enable_callback(on, subscriber, _DOMAIN_DRIVER_API, cbid)
             except self._cupti.cuptiError as e:
-                problem = problem or f"CUPTI does not show {call.name}, and perhaps others: {e}"
+                problem = problem or f"CUPTI does not show {name}, and perhaps others: {e}"
         if problem is not None:
             text = f"{problem}; is it too old, or has another tool detached it?"
             self._recorder.warn("cupti-unavailable", text, incomplete=True)
-
-    def _count_launches(self) -> None:
-        if self._launches is not None:
-            self._recorder.launches(self._launches.take())
 
     def _before_fork(self) -> None:
         if not self._stopped:
@@ -278,6 +281,11 @@ class CuptiDetector:
         collects = gc.isenabled()
         gc.disable()
         try:
+            if cbid == _DRIVER_GET_VERSION:
+                if self._launches is not None:
+                    number = _string_at(data.ptr + _CORRELATION_ID, 4)
+                    self._launches.called(_from_bytes(number, "little"))
+                return
             site, _name, parameters, result = _CALLBACK_DATA.unpack(_string_at(data.ptr, 32))
             size, handler, at_entry = self._handlers[cbid]
             if at_entry is (site == _API_EXIT):

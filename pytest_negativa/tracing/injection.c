@@ -29,7 +29,7 @@ static void forget(void) {
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) *tables[i] = NULL;
     maps_text = current_context = (Text){0};
     mappings = NULL;
-    mapping_count = waiting_count = waiting_room = 0;
+    mapping_count = waiting_count = waiting_room = phase_count = 0;
     launches = NULL;
     waiting = NULL;
     next_id = 0;
@@ -252,24 +252,36 @@ EXPORT void negativa_stop_launches(void) {
     show_calls(0);
 }
 
+/* A phase of a test begins after a call of the driver, by its number of CUPTI. */
+EXPORT void negativa_begin_phase(uint32_t after_call, uint32_t number) {
+    if (!take_lock()) return;
+    begin_phase(after_call, number);
+    pthread_mutex_unlock(&lock);
+}
+
 EXPORT void negativa_flush_launches(void) { flush_launches(); }
 
-/* Takes the counts of the next kernel that was launched, after a row or from the first; NULL: of
- * none. `name` stays as it is. */
-EXPORT const void *negativa_take_launches(const struct Launches *after, const char **name,
-                                          uint32_t *range, uint64_t counts[2]) {
+/* Takes the launches of the next kernel, of those that there were when `first` was asked for; its
+ * name, which stays until the next call, or NULL. `numbers` are of its range and its phase. */
+EXPORT const char *negativa_take_launches(int first, uint32_t numbers[2], uint64_t counts[2]) {
+    static struct Launches *taken, *given;
     if (!take_lock()) return NULL;
-    struct Launches *row = after == NULL ? launches : after->next;
-    while (row != NULL && row->count == 0) row = row->next;
-    if (row != NULL) {
-        *name = row->name;
-        *range = row->range;
-        counts[0] = row->count;
-        counts[1] = row->gpu_ns;
-        row->count = row->gpu_ns = 0;
+    if (first && taken == NULL && waiting_count == 0) {
+        taken = launches;
+        launches = NULL;
+        tdestroy(launch_rows, free);
+        launch_rows = NULL;
+    }
+    free(given);
+    if ((given = taken) != NULL) {
+        taken = given->next;
+        numbers[0] = given->range;
+        numbers[1] = given->phase;
+        counts[0] = given->count;
+        counts[1] = given->gpu_ns;
     }
     pthread_mutex_unlock(&lock);
-    return row;
+    return given != NULL ? given->name : NULL;
 }
 
 /* The name of a range by its number, and the number of the range around it, or 0. */

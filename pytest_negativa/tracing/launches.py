@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Iterator, MutableMapping
 from typing import NamedTuple
 
+from pytest_negativa.models.trace import Context
 from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.detector import TracerUnavailable
 from pytest_negativa.tracing.mappings import loaded_cupti
 
 _RTLD_NOLOAD = 4
+_TAKES_S = 1.0  # as often as CUPTI hands its records over
 
 NVTX_INJECTION = "NVTX_INJECTION64_PATH"
 """The variable that names the library that NVTX loads at the first range (nvtxInit.h)."""
@@ -24,8 +27,9 @@ RANGES_UNAVAILABLE = "ranges-unavailable"
 
 
 class KernelLaunches(NamedTuple):
-    """Launches of a kernel; see ``models.trace.Launches``."""
+    """Launches of a kernel in a phase of a test; see ``models.trace.Launches``."""
 
+    context: Context
     name: str
     ranges: tuple[str, ...]
     launches: int
@@ -33,7 +37,11 @@ class KernelLaunches(NamedTuple):
 
 
 class LaunchCounter:
-    """Counts launches by kernel name and range between two calls of ``take``.
+    """Counts launches by phase of a test, kernel name and range.
+
+    CUPTI numbers the calls of the driver in the order in which they begin. At the beginning of a
+    phase, a call that nothing else makes tells how far they are: what is launched later belongs to
+    it, whenever the GPU runs it and whenever CUPTI hands over the record.
 
     Args:
         in_ranges: count by ranges, too.
@@ -55,17 +63,21 @@ class LaunchCounter:
         except OSError as e:
             raise TracerUnavailable(f"launches can't be counted: {e}") from e
         self._library.negativa_count_launches.restype = ctypes.c_char_p
-        self._library.negativa_take_launches.restype = ctypes.c_void_p
+        self._library.negativa_take_launches.restype = ctypes.c_char_p
         self._library.negativa_range.restype = ctypes.c_char_p
         self._cupti = os.fsencode(cupti)
         self._names: dict[int, tuple[str, ...]] = {0: ()}
         other = environ.get(NVTX_INJECTION)
         self._other = other if other and other != str(path) else None
+        self._driver: ctypes.CDLL | None = None
+        self._contexts: list[Context] = []
+        self._last_call = 0
+        self._taken_s = time.monotonic()
         self._in_ranges = in_ranges
         if in_ranges and self._other is None:
             environ[NVTX_INJECTION] = str(path)
 
-    def start(self) -> tuple[str, str] | None:
+    def start(self, context: Context) -> tuple[str, str] | None:
         """Count from now on; returns the code and text of a warning if something is lacking.
 
         Raises:
@@ -75,6 +87,8 @@ class LaunchCounter:
         lacking = self._library.negativa_count_launches(self._cupti, by_range)
         if lacking is not None and lacking.decode() != RANGES_UNAVAILABLE:
             raise TracerUnavailable("CUPTI doesn't count launches here")
+        self._last_call = 0
+        self.begin(context)
         if lacking is not None:
             return RANGES_UNAVAILABLE, "CUPTI doesn't take NVTX ranges here"
         if self._in_ranges and self._other is not None:
@@ -82,25 +96,46 @@ class LaunchCounter:
             return RANGES_UNAVAILABLE, text
         return None
 
-    def take(self) -> Iterator[KernelLaunches]:
-        """Launches since the last call, by kernel name.
+    def begin(self, context: Context) -> None:
+        """What is launched from now on belongs to ``context``."""
+        self._driver = self._driver or _driver()
+        if self._driver is not None:
+            # Its callback calls ``called``.
+            self._driver.cuDriverGetVersion(ctypes.byref(ctypes.c_int()))
+        self._library.negativa_begin_phase(
+            ctypes.c_uint32(self._last_call), ctypes.c_uint32(len(self._contexts))
+        )
+        self._contexts.append(context)
 
-        Waits for the device: what a test launched may still run when the test is over.
+    def called(self, number: int) -> None:
+        """The driver begins a call to which CUPTI gave this number."""
+        self._last_call = number
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last ``take`` was long ago."""
+        return time.monotonic() - self._taken_s > _TAKES_S
+
+    def take(self, *, all_of_them: bool) -> Iterator[KernelLaunches]:
+        """Launches since the last call.
+
+        Args:
+            all_of_them: wait for the device and for CUPTI; else what CUPTI handed over.
         """
-        try:
-            ctypes.CDLL("libcuda.so.1", mode=_RTLD_NOLOAD).cuCtxSynchronize()
-        except OSError:
-            return  # no driver in the process, no launches
-        self._library.negativa_flush_launches()
-        name, number, counts = ctypes.c_char_p(), ctypes.c_uint32(), (ctypes.c_uint64 * 2)()
-        row = None
-        while True:
-            into = ctypes.byref(name), ctypes.byref(number), counts
-            row = self._library.negativa_take_launches(ctypes.c_void_p(row), *into)
-            if row is None:
-                return
-            text = (name.value or b"").decode("utf-8", "backslashreplace")
-            yield KernelLaunches(text, self.names(number.value), *counts)
+        self._taken_s = time.monotonic()
+        if all_of_them:
+            self._driver = self._driver or _driver()
+            if self._driver is None:
+                return  # no driver in the process, no launches
+            self._driver.cuCtxSynchronize()
+            self._library.negativa_flush_launches()
+        numbers, counts = (ctypes.c_uint32 * 2)(), (ctypes.c_uint64 * 2)()
+        first = 1
+        while (name := self._library.negativa_take_launches(first, numbers, counts)) is not None:
+            first = 0
+            ranges = self.names(numbers[0])
+            text = name.decode("utf-8", "backslashreplace")
+            yield KernelLaunches(self._contexts[numbers[1]], text, ranges, *counts)
 
     def names(self, number: int) -> tuple[str, ...]:
         """The names of a range and of those around it, the outermost first; of 0, none."""
@@ -115,3 +150,11 @@ class LaunchCounter:
     def stop(self) -> None:
         """Count no more."""
         self._library.negativa_stop_launches()
+
+
+def _driver() -> ctypes.CDLL | None:
+    """The driver's library, if the process has loaded it."""
+    try:
+        return ctypes.CDLL("libcuda.so.1", mode=_RTLD_NOLOAD)
+    except OSError:
+        return None

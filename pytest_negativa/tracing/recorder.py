@@ -67,6 +67,11 @@ class Recorder:
         # Sessions of which a test started this one don't see what this one uses.
         self._outer = tuple(filter(None, os.environ.get(OUTER_LACKS, "").split(",")))
 
+    @property
+    def context(self) -> Context:
+        """The test and phase that records belong to now."""
+        return self._context
+
     def set_context(self, context: Context) -> None:
         """Note which test and phase the following records belong to."""
         self._context = context
@@ -76,8 +81,8 @@ class Recorder:
             self._contexts.pop(context, None)
             self._context_id()
 
-    def _context_id(self) -> int:
-        context = self._context
+    def _context_id(self, context: Context | None = None) -> int:
+        context = context or self._context
         known = self._contexts.get(context)
         if known is not None:
             return known
@@ -237,12 +242,12 @@ class Recorder:
 
     def launches(self, counted: Iterable[KernelLaunches]) -> None:
         """Note how often each kernel was launched, and how long the GPU ran it."""
-        for name, around, count, gpu_ns in counted:
+        for context, name, around, count, gpu_ns in counted:
             self._writer.write(
                 LaunchRecord(
                     name=name,
                     count=count,
-                    context=self._context_id(),
+                    context=self._context_id(context),
                     gpu_ns=gpu_ns,
                     ranges=around,
                 )

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pytest_negativa.models.trace import Context, Phase
 from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.detector import TracerUnavailable
 from pytest_negativa.tracing.launches import KernelLaunches, LaunchCounter
@@ -26,9 +27,10 @@ import ctypes, json, os, sys, threading
 
 # A file mapped under CUPTI's name.
 cupti = ctypes.CDLL(sys.argv[1])
+from pytest_negativa.models.trace import Context, Phase
 from pytest_negativa.tracing.launches import LaunchCounter
 ranges = LaunchCounter(in_ranges=True)
-assert ranges.start() is None
+assert ranges.start(Context(phase=Phase.IMPORT)) is None
 injection = ctypes.CDLL(os.environ["NVTX_INJECTION64_PATH"])
 
 POINTER, SIZE = ctypes.c_void_p, 20
@@ -96,11 +98,15 @@ def packed(kind, call, *values):
         number, external = values
         struct.pack_into("<IQI", record, 4, external, numbers[number], call)
     return bytes(record)
+for call in given["phases"]:
+    ranges.called(call)
+    ranges.begin(Context(phase=Phase.CALL, nodeid=f"after {call}"))
 for buffer in given["buffers"]:
     records = b"".join(packed(*one) for one in buffer)
     cupti.hand_over(records, ctypes.c_size_t(len(records)))
-seen += sorted(ranges.take())
-assert not list(ranges.take())
+taken = [*ranges.take(all_of_them=False), *ranges.take(all_of_them=True)]
+assert not list(ranges.take(all_of_them=True))
+seen += sorted([one.context.nodeid or "", *one[1:]] for one in taken)
 ranges.stop()
 """
 
@@ -199,8 +205,10 @@ def test_another_tool_keeps_the_ranges(cupti: Path) -> None:
     program = """
 import ctypes, sys
 cupti = ctypes.CDLL(sys.argv[1])
+from pytest_negativa.models.trace import Context, Phase
 from pytest_negativa.tracing.launches import LaunchCounter
-print(*LaunchCounter(in_ranges=True, environ={"NVTX_INJECTION64_PATH": "/tool.so"}).start())
+counter = LaunchCounter(in_ranges=True, environ={"NVTX_INJECTION64_PATH": "/tool.so"})
+print(*counter.start(Context(phase=Phase.IMPORT)))
 """
     command = [sys.executable, "-c", program, str(cupti)]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -228,16 +236,21 @@ def recorded() -> dict[str, Any]:
     return found
 
 
-def counted(cupti: Path, buffers: Buffers) -> list[KernelLaunches]:
+def counted(cupti: Path, buffers: Buffers, *phases: int) -> list[KernelLaunches]:
+    """The launches of the buffers, with phases that begin after these calls."""
+    given = {"buffers": buffers, "ranges": recorded()["ranges"], "phases": phases}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, cupti, RECORDED],
-        input=json.dumps({"buffers": buffers, "ranges": recorded()["ranges"]}),
+        input=json.dumps(given),
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    return [KernelLaunches(name, tuple(r), *counts) for name, r, *counts in json.loads(done.stdout)]
+    return [
+        KernelLaunches(Context(phase=Phase.CALL, nodeid=phase), name, tuple(ranges), *counts)
+        for phase, name, ranges, *counts in json.loads(done.stdout)
+    ]
 
 
 @needs_compiler
@@ -280,3 +293,18 @@ def test_a_launch_whose_call_is_lost_is_outside_of_ranges(cupti: Path) -> None:
     found = counted(cupti, [kernels])
     assert {one.ranges for one in found} == {()}
     assert sum(one.launches for one in found) == 34
+
+
+@needs_compiler
+def test_a_launch_belongs_to_the_phase_of_its_call(cupti: Path) -> None:
+    """However late CUPTI hands the record over, and though the numbers of calls begin anew."""
+    phases = [(2**32 - 40 + n) % 2**32 for n in (7, 7, 20, 38)]
+    calls = [(2**32 - 40 + n) % 2**32 for n in (5, 8, 12, 30, 39, 42)]
+    found = counted(cupti, [[[10, call, "k", 0, 1, 0] for call in calls[::-1]]], *phases)
+    # Nothing is called between the first two phases.
+    assert {one.context.nodeid: one.launches for one in found} == {
+        "": 1,
+        f"after {phases[1]}": 2,
+        f"after {phases[2]}": 1,
+        f"after {phases[3]}": 2,
+    }

@@ -1,8 +1,8 @@
 /* Launches of each kernel, and how long the GPU ran it, by CUPTI's activity records.
  *
- * The detector in Python asks for them after each phase of a test. Else they are written when CUPTI
- * hands over a buffer: after a second at first, then once in a twentieth of the time since. So a
- * process that is killed loses the launches since.
+ * The detector in Python takes them once a second, and says where a phase of a test begins. Else
+ * they are written when CUPTI hands over a buffer: after a second at first, then once in a
+ * twentieth of the time since. So a process that is killed loses the launches since.
  */
 #pragma once
 
@@ -39,10 +39,16 @@ static struct {
 static Table launch_rows; /* addresses of rows, by range and name */
 static struct Launches {
     struct Launches *next;
-    uint32_t range;
+    uint32_t range, phase;
     uint64_t count, gpu_ns;
     char name[];
 } *launches;
+/* Where phases of tests begin. CUPTI numbers calls in their order, in all threads together
+ * (correlationId); it may begin anew at 0. */
+static struct Phase {
+    uint32_t after_call, number;
+} *phases;
+static size_t phase_count, phase_room;
 static struct Waiting {
     struct Launches *row; /* without a range */
     uint32_t call;
@@ -55,13 +61,15 @@ static struct {
 } calls[CALL_SLOTS];
 static long long counting_since, aged_ns, written_ns;
 
-static struct Launches *launch_row(const char *name, uint32_t range) {
+static struct Launches *launch_row(const char *name, uint32_t range, uint32_t phase) {
     Text key = {0};
     text_bytes(&key, &range, sizeof range);
+    text_bytes(&key, &phase, sizeof phase);
     text_string(&key, name);
     struct Launches *row = (struct Launches *)text_get(&launch_rows, &key);
     if (row == NULL && !key.failed && (row = calloc(1, sizeof *row + strlen(name) + 1)) != NULL) {
         row->range = range;
+        row->phase = phase;
         strcpy(row->name, name);
         row->next = launches;
         launches = row;
@@ -78,6 +86,29 @@ static void add_launch(struct Launches *row, uint64_t gpu_ns) {
     row->gpu_ns += gpu_ns;
 }
 
+/* The phase that a call belongs to; 0 where there are none. Most are in the last ones. */
+static uint32_t phase_of(uint32_t call) {
+    size_t i = phase_count;
+    while (i > 1 && (int32_t)(call - phases[i - 1].after_call) <= 0) i--;
+    return i > 0 ? phases[i - 1].number : 0;
+}
+
+/* Calls after this one are in the phase. */
+static void begin_phase(uint32_t after_call, uint32_t number) {
+    if (phase_count > 0 && phases[phase_count - 1].after_call == after_call) phase_count--;
+    if (phase_count == phase_room) {
+        size_t room = phase_room ? 2 * phase_room : 1024;
+        void *more = realloc(phases, room * sizeof *phases);
+        if (more == NULL) {
+            lose("out of memory");
+            return;
+        }
+        phases = more;
+        phase_room = room;
+    }
+    phases[phase_count++] = (struct Phase){after_call, number};
+}
+
 /* Counts those whose call is known; and, at each second with `aging`, those that waited for one
  * already: they are in no range. */
 static void settle(bool aging, bool last) {
@@ -86,7 +117,7 @@ static void settle(bool aging, bool last) {
         struct Waiting one = waiting[i];
         uint32_t slot = one.call % CALL_SLOTS;
         if (calls[slot].call == one.call)
-            add_launch(launch_row(one.row->name, calls[slot].range), one.gpu_ns);
+            add_launch(launch_row(one.row->name, calls[slot].range, one.row->phase), one.gpu_ns);
         else if (last || (aging && one.old))
             add_launch(one.row, one.gpu_ns);
         else {
@@ -150,7 +181,7 @@ static void add_record(const char *record) {
         memcpy(&name, record + KERNEL_NAME, sizeof name);
         /* Both are 0 if CUPTI could not measure them. */
         uint64_t gpu_ns = end > start ? end - start : 0;
-        struct Launches *row = launch_row(name, 0);
+        struct Launches *row = launch_row(name, 0, phase_of(call));
         if (atomic_load(&ranges_on))
             wait_for_call(row, call, gpu_ns);
         else
@@ -225,6 +256,7 @@ static const char *count_launches(void *library, bool in_ranges) {
     if (!find_functions(library, names, sizeof names / sizeof *names, (void **)&activity))
         return "launches-unavailable";
     counting_since = aged_ns = written_ns = now_ns();
+    phase_count = 0;
     if (activity.register_callbacks((void *)give_buffer, (void *)take_buffer) != 0 ||
         activity.enable(OF_KERNEL) != 0 || activity.flush_period(FLUSH_MS) != 0)
         return "launches-unavailable";

@@ -199,7 +199,10 @@ def refuse(library: str | os.PathLike[str] | None, region: int, name: bytes, cod
 def launch(*kernels: str, within: tuple[str, ...] = ()) -> None:
     """Launch kernels that were looked up, for a microsecond; for traces that count launches."""
     if _current is not None:
-        _current.recorder.launches(KernelLaunches(name, within, 1, 1000) for name in kernels)
+        recorder = _current.recorder
+        recorder.launches(
+            KernelLaunches(recorder.context, name, within, 1, 1000) for name in kernels
+        )
 
 
 def _address(library: str | os.PathLike[str], offset: int) -> int:
