@@ -272,9 +272,11 @@ EXPORT const char *negativa_take_launches(int first, uint32_t numbers[2], uint64
         tdestroy(launch_rows, free);
         launch_rows = NULL;
     }
-    free(given);
-    if ((given = taken) != NULL) {
-        taken = given->next;
+    do {
+        free(given);
+        if ((given = taken) != NULL) taken = given->next;
+    } while (given != NULL && given->count == 0);
+    if (given != NULL) {
         numbers[0] = given->range;
         numbers[1] = given->phase;
         counts[0] = given->count;

@@ -105,6 +105,7 @@ for buffer in given["buffers"]:
     records = b"".join(packed(*one) for one in buffer)
     cupti.hand_over(records, ctypes.c_size_t(len(records)))
 taken = [*ranges.take(all_of_them=False), *ranges.take(all_of_them=True)]
+assert all(one.launches for one in taken)
 assert not list(ranges.take(all_of_them=True))
 seen += sorted([one.context.nodeid or "", *one[1:]] for one in taken)
 ranges.stop()
