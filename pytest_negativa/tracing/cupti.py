@@ -115,12 +115,14 @@ class CuptiDetector:
         os.register_at_fork(before=self._before_fork, after_in_child=self._forked)
 
     def set_context(self, context: Context) -> None:
+        launches = self._launches
+        if launches is not None and self._subscriber is not None:
+            launches.begin(context)
+            # In a hook at the session's end, the process may end.
+            last = context.phase is Phase.SESSION and context.detail is not None
+            if last or launches.is_due:
+                self._recorder.launches(launches.take(all_of_them=last))
         self._recorder.set_context(context)
-        if self._launches is not None:
-            self._launches.begin(context)
-            # A process may be ended in the session's last hooks.
-            if (last := context.phase is Phase.SESSION) or self._launches.is_due:
-                self._recorder.launches(self._launches.take(all_of_them=last))
         if not self._profiler_known:
             self._profiler_known = before_first_profile(self._step_aside)
 
@@ -218,8 +220,11 @@ class CuptiDetector:
         in_ranges = self._level is TraceLevel.RANGE
         try:
             counter = self._launches or LaunchCounter(in_ranges=in_ranges, environ=self._environ)
+            self._cupti.enable_callback(
+                1, self._subscriber, _DOMAIN_DRIVER_API, _DRIVER_GET_VERSION
+            )
             lacking = counter.start(self._recorder.context)
-        except TracerUnavailable as e:
+        except (TracerUnavailable, self._cupti.cuptiError) as e:
             self._launches, lacking = None, ("launches-unavailable", str(e))
         else:
             self._launches = counter
@@ -240,13 +245,11 @@ class CuptiDetector:
 
     def _enable(self, on: int, subscriber: int | None) -> None:
         problem: str | None = None
-        shown = {call.cbid: call.name for call in DRIVER_CALLS}
-        shown[_DRIVER_GET_VERSION] = "cuDriverGetVersion"
-        for cbid, name in shown.items():
+        for call in DRIVER_CALLS:
             try:
-                self._cupti.enable_callback(on, subscriber, _DOMAIN_DRIVER_API, cbid)
+                self._cupti.enable_callback(on, subscriber, _DOMAIN_DRIVER_API, call.cbid)
             except self._cupti.cuptiError as e:
-                problem = problem or f"CUPTI does not show {name}, and perhaps others: {e}"
+                problem = problem or f"CUPTI does not show {call.name}, and perhaps others: {e}"
         if problem is not None:
             text = f"{problem}; is it too old, or has another tool detached it?"
             self._recorder.warn("cupti-unavailable", text, incomplete=True)

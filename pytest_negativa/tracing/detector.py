@@ -39,7 +39,7 @@ class Detector(Protocol):
         """Set the phase and test that run from now on."""
 
     def drain(self) -> None:
-        """Write buffered records: mapped libraries and launch counts."""
+        """Write which libraries are mapped."""
 
     def pause(self, reason: str) -> None:
         """Release CUPTI. The trace has a gap until ``resume``."""

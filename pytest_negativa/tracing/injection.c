@@ -25,13 +25,15 @@
 /* What was recorded stands in another file: a new file starts from nothing. The memory
  * stays: a thread of the parent may have been changing the tables. */
 static void forget(void) {
-    Table *const tables[] = {&contexts, &libraries, &files, &images, &handles, &seen, &launch_rows};
+    Table *const tables[] = {&contexts, &libraries, &files,        &images,
+                             &handles,  &seen,      &kernel_names, &launch_rows};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) *tables[i] = NULL;
     maps_text = current_context = (Text){0};
     mappings = NULL;
-    mapping_count = waiting_count = waiting_room = phase_count = 0;
-    launches = NULL;
+    mapping_count = waiting_count = waiting_room = phase_count = phase_room = 0;
+    launches = taken = NULL;
     waiting = NULL;
+    phases = NULL;
     next_id = 0;
     open_gap = 0;
     devices_known = false;
@@ -252,38 +254,42 @@ EXPORT void negativa_stop_launches(void) {
     show_calls(0);
 }
 
-/* A phase of a test begins after a call of the driver, by its number of CUPTI. */
-EXPORT void negativa_begin_phase(uint32_t after_call, uint32_t number) {
+/* A phase of a test begins after a call of the driver, by its number of CUPTI; with `anew`, CUPTI
+ * may have begun to number calls anew. */
+EXPORT void negativa_begin_phase(uint32_t after_call, uint32_t number, int anew) {
     if (!take_lock()) return;
+    if (anew) phase_count = 0;
     begin_phase(after_call, number);
     pthread_mutex_unlock(&lock);
 }
 
 EXPORT void negativa_flush_launches(void) { flush_launches(); }
 
-/* Takes the launches of the next kernel, of those that there were when `first` was asked for; its
- * name, which stays until the next call, or NULL. `numbers` are of its range and its phase. */
+/* Takes the launches of a kernel in a phase and range, of those that there were when `first` was
+ * asked for. Its name, or NULL: of none. `numbers` are of its range and its phase. */
 EXPORT const char *negativa_take_launches(int first, uint32_t numbers[2], uint64_t counts[2]) {
-    static struct Launches *taken, *given;
     if (!take_lock()) return NULL;
-    if (first && taken == NULL && waiting_count == 0) {
-        taken = launches;
+    if (first) {
+        struct Launches **last = &taken;
+        while (*last != NULL) last = &(*last)->next;
+        *last = launches;
         launches = NULL;
         tdestroy(launch_rows, free);
         launch_rows = NULL;
     }
-    do {
-        free(given);
-        if ((given = taken) != NULL) taken = given->next;
-    } while (given != NULL && given->count == 0);
-    if (given != NULL) {
-        numbers[0] = given->range;
-        numbers[1] = given->phase;
-        counts[0] = given->count;
-        counts[1] = given->gpu_ns;
+    struct Launches *row = taken;
+    const char *name = NULL;
+    if (row != NULL) {
+        taken = row->next;
+        name = row->name;
+        numbers[0] = row->range;
+        numbers[1] = row->phase;
+        counts[0] = row->count;
+        counts[1] = row->gpu_ns;
+        free(row);
     }
     pthread_mutex_unlock(&lock);
-    return given != NULL ? given->name : NULL;
+    return name;
 }
 
 /* The name of a range by its number, and the number of the range around it, or 0. */

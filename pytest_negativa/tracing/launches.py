@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import time
 from collections.abc import Iterator, MutableMapping
 from typing import NamedTuple
@@ -36,12 +37,15 @@ class KernelLaunches(NamedTuple):
     gpu_ns: int
 
 
+_contexts: list[Context] = []  # by the number of the phase; the native library counts per process
+
+
 class LaunchCounter:
     """Counts launches by phase of a test, kernel name and range.
 
     CUPTI numbers the calls of the driver in the order in which they begin. At the beginning of a
-    phase, a call that nothing else makes tells how far they are: what is launched later belongs to
-    it, whenever the GPU runs it and whenever CUPTI hands over the record.
+    phase, a call shows how far they are: what is launched later belongs to it, whenever the GPU
+    runs it and whenever CUPTI hands over the record.
 
     Args:
         in_ranges: count by ranges, too.
@@ -70,8 +74,7 @@ class LaunchCounter:
         other = environ.get(NVTX_INJECTION)
         self._other = other if other and other != str(path) else None
         self._driver: ctypes.CDLL | None = None
-        self._contexts: list[Context] = []
-        self._last_call = 0
+        self._last_call = self._thread = 0
         self._taken_s = time.monotonic()
         self._in_ranges = in_ranges
         if in_ranges and self._other is None:
@@ -88,7 +91,7 @@ class LaunchCounter:
         if lacking is not None and lacking.decode() != RANGES_UNAVAILABLE:
             raise TracerUnavailable("CUPTI doesn't count launches here")
         self._last_call = 0
-        self.begin(context)
+        self.begin(context, anew=True)
         if lacking is not None:
             return RANGES_UNAVAILABLE, "CUPTI doesn't take NVTX ranges here"
         if self._in_ranges and self._other is not None:
@@ -96,20 +99,28 @@ class LaunchCounter:
             return RANGES_UNAVAILABLE, text
         return None
 
-    def begin(self, context: Context) -> None:
-        """What is launched from now on belongs to ``context``."""
+    def begin(self, context: Context, *, anew: bool = False) -> None:
+        """What is launched from now on belongs to ``context``.
+
+        Args:
+            anew: CUPTI may have begun to number calls anew.
+        """
+        _contexts.append(context)
+        number = len(_contexts) - 1
         self._driver = self._driver or _driver()
         if self._driver is not None:
             # Its callback calls ``called``.
+            self._thread = threading.get_ident()
             self._driver.cuDriverGetVersion(ctypes.byref(ctypes.c_int()))
         self._library.negativa_begin_phase(
-            ctypes.c_uint32(self._last_call), ctypes.c_uint32(len(self._contexts))
+            ctypes.c_uint32(self._last_call), ctypes.c_uint32(number), anew
         )
-        self._contexts.append(context)
 
     def called(self, number: int) -> None:
-        """The driver begins a call to which CUPTI gave this number."""
-        self._last_call = number
+        """A call of cuDriverGetVersion begins, to which CUPTI gave this number."""
+        # That of another thread may come later than it began.
+        if threading.get_ident() == self._thread:
+            self._last_call = number
 
     @property
     def is_due(self) -> bool:
@@ -135,7 +146,7 @@ class LaunchCounter:
             first = 0
             ranges = self.names(numbers[0])
             text = name.decode("utf-8", "backslashreplace")
-            yield KernelLaunches(self._contexts[numbers[1]], text, ranges, *counts)
+            yield KernelLaunches(_contexts[numbers[1]], text, ranges, *counts)
 
     def names(self, number: int) -> tuple[str, ...]:
         """The names of a range and of those around it, the outermost first; of 0, none."""

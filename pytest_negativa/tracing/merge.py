@@ -249,7 +249,10 @@ class _Merger:
                 text = "its trace has no end, and nothing tells whether it has ended"
                 self.mark_incomplete("end-unknown", text, process)
         if header.role.runs_tests and not self._processes[process].ended:
-            text = "it did not end by itself; what it had done until then is in the trace"
+            lacks = (
+                ", but for its last launches" if self._processes[process].counts_launches else ""
+            )
+            text = f"it did not end by itself; what it had done until then is in the trace{lacks}"
             self.mark_incomplete(UNENDED, text, process)
 
     def still_runs(self, header: Header) -> bool:

@@ -242,6 +242,7 @@ class Recorder:
 
     def launches(self, counted: Iterable[KernelLaunches]) -> None:
         """Note how often each kernel was launched, and how long the GPU ran it."""
+        known = len(self._contexts)
         for context, name, around, count, gpu_ns in counted:
             self._writer.write(
                 LaunchRecord(
@@ -252,6 +253,10 @@ class Recorder:
                     ranges=around,
                 )
             )
+        if len(self._contexts) > known:
+            # If the process ends now, the last context of its trace is where it was.
+            self._contexts.pop(self._context, None)
+            self._context_id()
 
     def gap_begins(self, reason: str) -> None:
         """Tracing pauses; what the program uses now is not recorded."""

@@ -455,6 +455,36 @@ def test_a_child_counts_as_the_test_process_does(tmp_path: Path) -> None:
     assert {5, 2, 8} <= set(child.values()) and len({ranges for _, ranges in child}) == 3
 
 
+ENDS_EARLY = """
+import torch
+
+
+def test_goes_on_behind_its_end():
+    values = torch.zeros(1 << 26, device="cuda")
+    for _ in range(300):
+        values.sin_()
+
+
+def test_next():
+    torch.ones(10, device="cuda").exp_()
+"""
+
+
+def test_launches_count_for_the_test_that_made_them(tmp_path: Path) -> None:
+    (tmp_path / "test_early.py").write_text(ENDS_EARLY)
+    run_pytest(tmp_path, "-q", "--negativa", "--negativa-level=launch")
+    usage = latest(tmp_path, "usage.json")
+    counts: dict[str, dict[str, int]] = {"sin": {}, "exp": {}}
+    for name, rows in usage["launches"].items():
+        for context, count, *_ in rows:
+            if operation := next((word for word in counts if f"{word}_kernel" in name), None):
+                counts[operation][usage["contexts"][context]["nodeid"]] = count
+    assert counts == {
+        "sin": {"test_early.py::test_goes_on_behind_its_end": 300},
+        "exp": {"test_early.py::test_next": 1},
+    }
+
+
 def _kernels_at(tmp_path: Path, library: str, offset: int) -> set[str]:
     found = tmp_path / ".negativa" / "latest" / "map" / f"{Path(library).name}.json"
     library_map = load_map(found)

@@ -36,13 +36,14 @@ static struct {
 } activity;
 
 /* All of this is under `lock`. */
-static Table launch_rows; /* addresses of rows, by range and name */
+static Table kernel_names; /* addresses of copies, which stay */
+static Table launch_rows;  /* addresses of rows, by range, phase and name */
 static struct Launches {
     struct Launches *next;
+    const char *name;
     uint32_t range, phase;
     uint64_t count, gpu_ns;
-    char name[];
-} *launches;
+} *launches, *taken; /* `taken` are not in the table any more */
 /* Where phases of tests begin. CUPTI numbers calls in their order, in all threads together
  * (correlationId); it may begin anew at 0. */
 static struct Phase {
@@ -50,7 +51,7 @@ static struct Phase {
 } *phases;
 static size_t phase_count, phase_room;
 static struct Waiting {
-    struct Launches *row; /* without a range */
+    const char *name;
     uint32_t call;
     uint64_t gpu_ns;
     bool old;
@@ -61,29 +62,14 @@ static struct {
 } calls[CALL_SLOTS];
 static long long counting_since, aged_ns, written_ns;
 
-static struct Launches *launch_row(const char *name, uint32_t range, uint32_t phase) {
-    Text key = {0};
-    text_bytes(&key, &range, sizeof range);
-    text_bytes(&key, &phase, sizeof phase);
-    text_string(&key, name);
-    struct Launches *row = (struct Launches *)text_get(&launch_rows, &key);
-    if (row == NULL && !key.failed && (row = calloc(1, sizeof *row + strlen(name) + 1)) != NULL) {
-        row->range = range;
-        row->phase = phase;
-        strcpy(row->name, name);
-        row->next = launches;
-        launches = row;
-        text_put(&launch_rows, &key, (long)row);
-    }
-    if (row == NULL) lose("out of memory");
-    free(key.data);
-    return row;
-}
-
-static void add_launch(struct Launches *row, uint64_t gpu_ns) {
-    if (row == NULL) return;
-    row->count++;
-    row->gpu_ns += gpu_ns;
+/* A copy of a kernel's name; NULL: out of memory. */
+static const char *kernel_name(const char *name) {
+    size_t size = strlen(name) + 1;
+    char *known = (char *)table_get(&kernel_names, name, size);
+    if (known == NULL && (known = strdup(name)) != NULL)
+        table_put(&kernel_names, name, size, (long)known);
+    if (known == NULL) lose("out of memory");
+    return known;
 }
 
 /* The phase that a call belongs to; 0 where there are none. Most are in the last ones. */
@@ -109,6 +95,25 @@ static void begin_phase(uint32_t after_call, uint32_t number) {
     phases[phase_count++] = (struct Phase){after_call, number};
 }
 
+static void add_launch(const char *name, uint32_t range, uint32_t call, uint64_t gpu_ns) {
+    struct {
+        const char *name;
+        uint32_t range, phase;
+    } key = {name, range, phase_of(call)};
+    struct Launches *row = (struct Launches *)table_get(&launch_rows, (char *)&key, sizeof key);
+    if (row == NULL && (row = malloc(sizeof *row)) != NULL) {
+        *row = (struct Launches){launches, name, range, key.phase, 0, 0};
+        launches = row;
+        table_put(&launch_rows, (char *)&key, sizeof key, (long)row);
+    }
+    if (row == NULL) {
+        lose("out of memory");
+        return;
+    }
+    row->count++;
+    row->gpu_ns += gpu_ns;
+}
+
 /* Counts those whose call is known; and, at each second with `aging`, those that waited for one
  * already: they are in no range. */
 static void settle(bool aging, bool last) {
@@ -117,9 +122,9 @@ static void settle(bool aging, bool last) {
         struct Waiting one = waiting[i];
         uint32_t slot = one.call % CALL_SLOTS;
         if (calls[slot].call == one.call)
-            add_launch(launch_row(one.row->name, calls[slot].range, one.row->phase), one.gpu_ns);
+            add_launch(one.name, calls[slot].range, one.call, one.gpu_ns);
         else if (last || (aging && one.old))
-            add_launch(one.row, one.gpu_ns);
+            add_launch(one.name, 0, one.call, one.gpu_ns);
         else {
             one.old |= aging;
             waiting[left++] = one;
@@ -128,19 +133,18 @@ static void settle(bool aging, bool last) {
     waiting_count = left;
 }
 
-static void wait_for_call(struct Launches *row, uint32_t call, uint64_t gpu_ns) {
-    if (row == NULL) return;
+static void wait_for_call(const char *name, uint32_t call, uint64_t gpu_ns) {
     if (waiting_count == waiting_room) {
         size_t room = waiting_room ? 2 * waiting_room : 1024;
         void *more = realloc(waiting, room * sizeof *waiting);
         if (more == NULL) {
-            add_launch(row, gpu_ns);
+            add_launch(name, 0, call, gpu_ns);
             return;
         }
         waiting = more;
         waiting_room = room;
     }
-    waiting[waiting_count++] = (struct Waiting){row, call, gpu_ns, false};
+    waiting[waiting_count++] = (struct Waiting){name, call, gpu_ns, false};
 }
 
 static void write_range(Text *line, uint32_t range) {
@@ -181,11 +185,11 @@ static void add_record(const char *record) {
         memcpy(&name, record + KERNEL_NAME, sizeof name);
         /* Both are 0 if CUPTI could not measure them. */
         uint64_t gpu_ns = end > start ? end - start : 0;
-        struct Launches *row = launch_row(name, 0, phase_of(call));
+        if ((name = kernel_name(name)) == NULL) return;
         if (atomic_load(&ranges_on))
-            wait_for_call(row, call, gpu_ns);
+            wait_for_call(name, call, gpu_ns);
         else
-            add_launch(row, gpu_ns);
+            add_launch(name, 0, call, gpu_ns);
     } else if (kind == OF_RANGE) {
         memcpy(&external, record + RANGE_KIND, sizeof external);
         memcpy(&number, record + RANGE_NUMBER, sizeof number);
@@ -256,7 +260,6 @@ static const char *count_launches(void *library, bool in_ranges) {
     if (!find_functions(library, names, sizeof names / sizeof *names, (void **)&activity))
         return "launches-unavailable";
     counting_since = aged_ns = written_ns = now_ns();
-    phase_count = 0;
     if (activity.register_callbacks((void *)give_buffer, (void *)take_buffer) != 0 ||
         activity.enable(OF_KERNEL) != 0 || activity.flush_period(FLUSH_MS) != 0)
         return "launches-unavailable";
