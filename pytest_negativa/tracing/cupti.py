@@ -118,16 +118,22 @@ class CuptiDetector:
         launches = self._launches
         if launches is not None and self._subscriber is not None:
             launches.begin(context)
-            # In a hook at the session's end, the process may end.
-            last = context.phase is Phase.SESSION and context.detail is not None
-            if last or launches.is_due:
-                self._recorder.launches(launches.take(all_of_them=last))
+            self._take_launches(launches, context)
         self._recorder.set_context(context)
         if not self._profiler_known:
             self._profiler_known = before_first_profile(self._step_aside)
 
+    def _take_launches(self, launches: LaunchCounter, context: Context) -> None:
+        # In a hook at the session's end, the process may end.
+        last = context.phase is Phase.SESSION and context.detail is not None
+        if last or launches.is_due:
+            self._recorder.launches(launches.take(all_of_them=last))
+
     def drain(self) -> None:
         self._recorder.libraries(self._mappings.new_libraries())
+        launches = self._launches
+        if launches is not None and self._subscriber is not None:
+            self._take_launches(launches, self._recorder.context)
 
     def pause(self, reason: str) -> None:
         if self._subscriber is not None:
@@ -240,6 +246,8 @@ class CuptiDetector:
         # interpreter is gone is a segmentation fault.
         self._enable(0, subscriber)
         # If another tool has detached CUPTI, the warning says so.
+        with contextlib.suppress(self._cupti.cuptiError):
+            self._cupti.enable_callback(0, subscriber, _DOMAIN_DRIVER_API, _DRIVER_GET_VERSION)
         with contextlib.suppress(self._cupti.cuptiError):
             self._cupti.unsubscribe(subscriber)
 

@@ -39,7 +39,7 @@ class Detector(Protocol):
         """Set the phase and test that run from now on."""
 
     def drain(self) -> None:
-        """Write which libraries are mapped."""
+        """Write which libraries are mapped; in the session's last hooks, launch counts, too."""
 
     def pause(self, reason: str) -> None:
         """Release CUPTI. The trace has a gap until ``resume``."""

@@ -34,6 +34,7 @@ static void forget(void) {
     launches = taken = NULL;
     waiting = NULL;
     phases = NULL;
+    memset(calls, 0, sizeof calls);
     next_id = 0;
     open_gap = 0;
     devices_known = false;
@@ -58,7 +59,7 @@ static void before_fork(void) {
  * was none yet (cuInit may have failed), CUPTI is given back, for InitializeInjection to take it in
  * the child. */
 static void after_fork_in_child(void) {
-    void *taken = subscriber;
+    void *held = subscriber;
     lock = (pthread_mutex_t)PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
     pthread_mutex_init(&ranges_lock, NULL);
     pthread_mutex_init(&limit_lock, NULL);
@@ -72,7 +73,7 @@ static void after_fork_in_child(void) {
     forget();
     if (!child_can_use_cuda) return;
     atomic_store(&initialized, 0);
-    if (taken != NULL) cupti.unsubscribe(taken);
+    if (held != NULL) cupti.unsubscribe(held);
 }
 
 static void watch_forks(void) {
@@ -258,7 +259,10 @@ EXPORT void negativa_stop_launches(void) {
  * may have begun to number calls anew. */
 EXPORT void negativa_begin_phase(uint32_t after_call, uint32_t number, int anew) {
     if (!take_lock()) return;
-    if (anew) phase_count = 0;
+    if (anew) {
+        phase_count = 0;
+        memset(calls, 0, sizeof calls);
+    }
     begin_phase(after_call, number);
     pthread_mutex_unlock(&lock);
 }

@@ -253,9 +253,9 @@ class Recorder:
                     ranges=around,
                 )
             )
-        if len(self._contexts) > known:
+        new = len(self._contexts) > known
+        if new and self._contexts.pop(self._context, None) is not None:
             # If the process ends now, the last context of its trace is where it was.
-            self._contexts.pop(self._context, None)
             self._context_id()
 
     def gap_begins(self, reason: str) -> None:
