@@ -30,20 +30,6 @@ static inline bool is_zero(block places) {
     return (halves[0] | halves[1]) == 0;
 }
 
-/* `at`, or the end of the blocks behind it that have no place for a hit: four at a time. */
-static inline __attribute__((always_inline)) size_t skip(const uint8_t *data, size_t size,
-                                                         size_t at,
-                                                         block (*may_hit)(const uint8_t *)) {
-    while (at < size && size - at >= 3 * sizeof(block) + REACH) {
-        const uint8_t *four = data + at;
-        if (!is_zero(may_hit(four) | may_hit(four + sizeof(block)) |
-                     may_hit(four + 2 * sizeof(block)) | may_hit(four + 3 * sizeof(block))))
-            break;
-        at += 4 * sizeof(block);
-    }
-    return at;
-}
-
 /* The offset of the first hit at or behind `from`, or -1.
  *
  * `may_hit` is not 0 where the bytes of a block may begin a hit; `is_hit` tells. */
@@ -51,15 +37,10 @@ static inline __attribute__((always_inline)) ssize_t find(const uint8_t *data, s
                                                           size_t from,
                                                           block (*may_hit)(const uint8_t *),
                                                           bool (*is_hit)(const uint8_t *, size_t)) {
-    size_t at = skip(data, size, from, may_hit);
-    for (; at < size && size - at >= REACH; at = skip(data, size, at + sizeof(block), may_hit)) {
-        block places = may_hit(data + at);
-        for (size_t i = 0; !is_zero(places) && i < sizeof places; i++) {
-            if (places[i] != 0 && is_hit(data + at + i, size - at - i)) return (ssize_t)(at + i);
-        }
-    }
-    for (; at < size; at++) {
-        if (is_hit(data + at, size - at)) return (ssize_t)at;
+    for (size_t at = from; at < size; at += sizeof(block)) {
+        if (size - at >= REACH && is_zero(may_hit(data + at))) continue;
+        for (size_t i = at; i < size && i < at + sizeof(block); i++)
+            if (is_hit(data + i, size - i)) return (ssize_t)i;
     }
     return -1;
 }

@@ -73,6 +73,17 @@ static size_t number_pages(Library *library) {
     return pages;
 }
 
+/* Starts the record of a library; false: there is no room. */
+static bool begin_record(Library *library, uint32_t kind, const char *text, size_t length,
+                         size_t bit_bytes) {
+    LogRecord *record =
+        start_record(kind, library->ranges, library->range_count, text, length, bit_bytes);
+    if (record == NULL) return false;
+    library->record = record;
+    library->bits = (atomic_uchar *)record + record->bits_offset;
+    return true;
+}
+
 /* From now on its pages are looked up when they are touched. */
 static void show_to_handler(Library *library) {
     atomic_store(&library->watched, true);
