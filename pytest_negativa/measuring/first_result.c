@@ -40,11 +40,11 @@ static atomic_bool launched, finished;
 static Word wrap(const char *name, Word real);
 
 static void write_time(void) {
-    char text[25], *end = put_digits(text, clock_ns(CLOCK_MONOTONIC));
-    *end++ = '\n';
+    char text[25];
+    int size = snprintf(text, sizeof text, "%" PRIu64 "\n", clock_ns(CLOCK_MONOTONIC));
     int fd = open_file(target, O_WRONLY | O_CREAT | O_EXCL, 0644);
     if (fd < 0) return;
-    syscall(SYS_write, fd, text, (size_t)(end - text));
+    syscall(SYS_write, fd, text, (size_t)size);
     close_file(fd);
 }
 

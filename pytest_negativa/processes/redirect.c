@@ -30,7 +30,6 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/auxv.h>
 #include <sys/uio.h>
 
 static const char TABLE_HEAD[] = "negativa-redirect 1\t";
@@ -44,16 +43,12 @@ static bool same_file(FileId a, FileId b) {
 }
 
 /* statx and not stat: a library built with glibc 2.33 or newer could not use stat on an older. */
-static bool identify_at(int fd, const char *path, int flags, FileId *id) {
+static bool identify(const char *path, FileId *id) {
     struct statx status;
-    if (statx(fd, path, flags, STATX_INO, &status) != 0) return false;
+    if (statx(AT_FDCWD, path, 0, STATX_INO, &status) != 0) return false;
     *id = (FileId){status.stx_dev_major, status.stx_dev_minor, status.stx_ino};
     return true;
 }
-
-static bool identify(const char *path, FileId *id) { return identify_at(AT_FDCWD, path, 0, id); }
-
-static bool identify_open(int fd, FileId *id) { return identify_at(fd, "", AT_EMPTY_PATH, id); }
 
 static bool is_folder(const char *path) {
     struct statx status;
@@ -141,8 +136,8 @@ static bool write_record(const char *path, int create, const char *const fields[
 
 static void log_event(const char *kind, const char *first, const char *second) {
     char pid[24], lost[24];
-    *put_digits(pid, (uint64_t)getpid()) = 0;
-    *put_digits(lost, lost_records) = 0;
+    snprintf(pid, sizeof pid, "%d", (int)getpid());
+    snprintf(lost, sizeof lost, "%lu", lost_records);
     if (lost_records > 0 && write_record(log_path, 0, (const char *[]){pid, "lost", lost, ""}))
         lost_records = 0;
     if (!write_record(log_path, 0, (const char *[]){pid, kind, first, second})) lost_records++;
@@ -154,10 +149,8 @@ static void start_log(const char *folder) {
     static char executable[PATH_MAX], unfinished[PATH_MAX + 8];
     if (!name_log(log_path, sizeof log_path, folder, getpid(), clock_ns(CLOCK_REALTIME), ".log"))
         return;
-    if (readlink("/proc/self/exe", executable, sizeof executable - 1) < 0) {
-        const char *name = (const char *)getauxval(AT_EXECFN);
-        if (name != NULL) strncpy(executable, name, sizeof executable - 1);
-    }
+    /* Without /proc it has no name. */
+    if (readlink("/proc/self/exe", executable, sizeof executable - 1) < 0) executable[0] = 0;
     strcat(strcpy(unfinished, log_path), ".new");
     write_record(unfinished, O_CREAT | O_EXCL, (const char *[]){LOG_HEAD, executable, "", ""});
     has_log = rename(unfinished, log_path) == 0;
@@ -245,10 +238,9 @@ static void make_folder(const char *name, const char *outside) {
 static bool copy_is_there(const Row *row) {
     int fd = open_file(row->copy, O_RDONLY | O_NONBLOCK, 0);
     if (fd < 0) return false;
-    FileId id;
-    bool there = identify_open(fd, &id) && same_file(id, row->copy_id);
     close_file(fd);
-    return there;
+    FileId id;
+    return identify(row->copy, &id) && same_file(id, row->copy_id);
 }
 
 /* The row of a file, under any of its names. The loader maps a file once and knows it by its
@@ -281,9 +273,7 @@ static bool may_be_original(const char *name) {
  * no such file. */
 static Row *find_row(const char *name, char resolved[PATH_MAX]) {
     FileId id;
-    resolved[0] = 0;
-    if (!identify(name, &id)) return NULL;
-    if (realpath(name, resolved) == NULL) {
+    if (!identify(name, &id) || realpath(name, resolved) == NULL) {
         resolved[0] = 0;
         return NULL;
     }

@@ -143,8 +143,8 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
             text_json(&line, arguments.data + at, strlen(arguments.data + at));
         }
     free(arguments.data);
-    text_format(&line, "],\"locked\":%s,\"lost\":false}", locked ? "true" : "false");
-    lost_at = (off_t)(line.length - strlen("false}"));
+    text_format(&line, "],\"locked\":%s,\"lost\":false", locked ? "true" : "false");
+    lost_at = (off_t)(line.length - strlen("false"));
     write_line(&line);
     watch_forks();
     return true;
@@ -154,7 +154,7 @@ static void write_end(void) {
     if (trace_fd < 0) return;
     refresh_mappings(); /* records what was loaded since */
     Text line = {0};
-    text_format(&line, "{\"record\":\"end\",\"time_ns\":%lld}", now_ns());
+    text_format(&line, "{\"record\":\"end\",\"time_ns\":%lld", now_ns());
     write_line(&line);
 }
 
@@ -195,7 +195,7 @@ static void initialize(void) {
     }
     pthread_mutex_lock(&lock);
     if (is_sample)
-        set_context("process", NULL, 0, NULL);
+        set_context("process", NULL, 0);
     else
         set_context_from_environment();
     bool opened = trace_fd < 0 && (!is_sample || has_room(folder)) &&

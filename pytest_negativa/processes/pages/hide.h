@@ -30,17 +30,11 @@ static void hide(Library *library) {
     if (!atomic_load(&library->guarded)) hide_by_mprotect(library);
 }
 
-/* A place for a library. One that was closed gives up its own. */
-static size_t find_place(void) {
-    size_t count = atomic_load(&library_count);
-    for (size_t i = 0; i < count; i++)
-        if (!atomic_load(&library_at(i)->watched)) return i;
-    return count;
-}
-
-/* A place for a library, empty but for its base; NULL: nothing can be recorded. */
+/* A place for a library, empty but for its base; NULL: nothing can be recorded. One that was
+ * closed gives up its own. */
 static Library *begin_library(const struct link_map *map) {
-    size_t index = find_place();
+    size_t index = 0, count = atomic_load(&library_count);
+    while (index < count && atomic_load(&library_at(index)->watched)) index++;
     if (index == MAX_LIBRARIES || !start_log()) {
         note_lost(index == MAX_LIBRARIES ? "the process has too many libraries." : NO_ROOM);
         return NULL;
