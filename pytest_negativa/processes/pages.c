@@ -75,7 +75,7 @@ static Library *watch(const struct link_map *map, int fd, const char *path, bool
     library->record->flags = watched ? 0 : UNWATCHED;
     publish(library->record);
     if (!watched) return NULL;
-    show_to_handler(library);
+    atomic_store(&library->watched, true); /* the handler finds it now */
     hide(library);
     return library;
 }

@@ -149,8 +149,10 @@ static void start_log(const char *folder) {
     static char executable[PATH_MAX], unfinished[PATH_MAX + 8];
     if (!name_log(log_path, sizeof log_path, folder, getpid(), clock_ns(CLOCK_REALTIME), ".log"))
         return;
-    /* Without /proc it has no name. */
-    if (readlink("/proc/self/exe", executable, sizeof executable - 1) < 0) executable[0] = 0;
+    if (readlink("/proc/self/exe", executable, sizeof executable - 1) < 0) {
+        const char *name = (const char *)getauxval(AT_EXECFN);
+        if (name != NULL) strncpy(executable, name, sizeof executable - 1);
+    }
     strcat(strcpy(unfinished, log_path), ".new");
     write_record(unfinished, O_CREAT | O_EXCL, (const char *[]){LOG_HEAD, executable, "", ""});
     has_log = rename(unfinished, log_path) == 0;

@@ -130,12 +130,6 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
     text_field(&line, "executable", executable);
     text_field(&line, "root", root ? root : "");
     if (worker != NULL && *worker) text_field(&line, "worker", worker);
-    const char *(*python)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "Py_GetVersion");
-    if (python != NULL && !is_sample) {
-        const char *version = python();
-        text_string(&line, ",\"python\":");
-        text_json(&line, version, strcspn(version, " "));
-    }
     text_string(&line, ",\"argv\":[");
     if (!is_sample && text_read(&arguments, "/proc/self/cmdline"))
         for (size_t at = 0; at < arguments.length; at += strlen(arguments.data + at) + 1) {
@@ -208,18 +202,14 @@ static void initialize(void) {
     }
     /* Not under the lock: once subscribed, callbacks of other threads may come and want it. */
     int error = open_cupti() ? take_cupti() : -1;
-    if (error != 0) {
-        pthread_mutex_lock(&lock);
+    const char *lacking = is_sample || subscriber == NULL ? NULL : start_launches();
+    pthread_mutex_lock(&lock);
+    if (error != 0)
         write_warning(error == CUPTI_MULTIPLE_SUBSCRIBERS ? "cupti-taken" : "cupti-unavailable",
                       last_error, true);
-        pthread_mutex_unlock(&lock);
-    }
-    const char *lacking = is_sample || subscriber == NULL ? NULL : start_launches();
-    if (lacking != NULL) {
-        pthread_mutex_lock(&lock);
+    if (lacking != NULL)
         write_warning(lacking, "CUPTI doesn't count launches here, or not by their ranges", false);
-        pthread_mutex_unlock(&lock);
-    }
+    pthread_mutex_unlock(&lock);
     /* A CUPTI that lacks a call shows the others all the same. */
     if (is_sample && subscriber != NULL) start_limit();
 }

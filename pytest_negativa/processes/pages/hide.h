@@ -46,7 +46,7 @@ static Library *begin_library(const struct link_map *map) {
     }
     Library *library = library_at(index);
     memset(library, 0, sizeof *library);
-    library->index = index;
+    if (index == count) atomic_store(&library_count, count + 1);
     library->base = map->l_addr;
     library->ranges = library->own_ranges;
     return library;
@@ -76,11 +76,4 @@ static bool begin_record(Library *library, uint32_t kind, const char *text, size
     library->record = record;
     library->bits = (atomic_uchar *)record + record->bits_offset;
     return true;
-}
-
-/* From now on its pages are looked up when they are touched. */
-static void show_to_handler(Library *library) {
-    atomic_store(&library->watched, true);
-    if (library->index == atomic_load(&library_count))
-        atomic_store(&library_count, library->index + 1);
 }

@@ -142,7 +142,7 @@ static Library *watch_holes(const struct link_map *map, const Note *note) {
         }
         size_t pages = number_pages(library);
         if (add_holes(library, note, pages)) {
-            show_to_handler(library);
+            atomic_store(&library->watched, true); /* the handler finds it now */
             if (armed.data != NULL)
                 hide_by_mprotect(library);
             else

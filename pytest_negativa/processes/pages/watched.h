@@ -26,7 +26,6 @@ typedef struct {
     atomic_bool kept;     /* stays accessible: no more touches are known */
     atomic_bool guarded;  /* by guard pages, not by mprotect */
     atomic_bool switched; /* from guard pages to mprotect: some may be left for a moment */
-    size_t index;
     uintptr_t base, low, high;
     size_t range_count;
     Range *ranges, own_ranges[MAX_RANGES]; /* holes are mapped, for there may be more */
