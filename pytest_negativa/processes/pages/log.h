@@ -200,8 +200,7 @@ static bool start_log(void) {
 
 static void open_shared(void) {
     static char path[PATH_MAX + 8];
-    strcpy(path, log_.folder);
-    strcat(path, "/lost");
+    snprintf(path, sizeof path, "%s/lost", log_.folder);
     int fd = open_file(path, O_RDWR, 0);
     if (fd < 0) return;
     struct statx status;
