@@ -97,7 +97,9 @@ static Library *watch_all(const struct link_map *map) {
     }
     bool needed = !only_gpu || armed.data == NULL;
     int fd = needed && found ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
-    bool is_read = fd >= 0 && !relocates_code(map) && read_headers(fd, map);
+    bool relocates_code =
+        find_tag(map, DT_TEXTREL) != NULL || tag_value(map, DT_FLAGS) & DF_TEXTREL;
+    bool is_read = fd >= 0 && !relocates_code && read_headers(fd, map);
     Library *code = only_gpu ? NULL : watch(map, fd, path, is_read, LIBRARY);
     Library *gpu =
         armed.data == NULL ? watch(map, fd, path, is_read, GPU_CODE) : watch_holes(map, note);

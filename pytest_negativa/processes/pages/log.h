@@ -146,24 +146,19 @@ static bool grow(size_t size) {
     return true;
 }
 
-/* Room for a record, zeroed; NULL if there is none. Records don't cross chunks. */
-static LogRecord *add_record(size_t size) {
+static size_t align8(size_t size) { return (size + 7) & ~(size_t)7; }
+
+/* A record of ranges, a text, and room for bits, zeroed, which come last; NULL: there is no room.
+ * Records don't cross chunks. */
+static LogRecord *start_record(uint32_t kind, const Range *ranges, size_t count, const char *text,
+                               size_t length, size_t bit_bytes) {
+    size_t bits = sizeof(LogRecord) + count * sizeof(LogRange) + align8(length);
+    size_t size = align8(bits + bit_bytes);
     if (log_.chunk_size - log_.used < size && !grow(size)) return NULL;
     LogRecord *record = (LogRecord *)(log_.chunk + log_.used);
     /* Somebody may have truncated the file. */
     if (!is_readable((uintptr_t)record, size)) return NULL;
     log_.used += size;
-    return record;
-}
-
-static size_t align8(size_t size) { return (size + 7) & ~(size_t)7; }
-
-/* A record of ranges, a text, and room for bits, which come last; NULL: there is no room. */
-static LogRecord *start_record(uint32_t kind, const Range *ranges, size_t count, const char *text,
-                               size_t length, size_t bit_bytes) {
-    size_t bits = sizeof(LogRecord) + count * sizeof(LogRange) + align8(length);
-    LogRecord *record = add_record(align8(bits + bit_bytes));
-    if (record == NULL) return NULL;
     record->kind = kind;
     record->range_count = (uint32_t)count;
     record->path_length = (uint32_t)length;

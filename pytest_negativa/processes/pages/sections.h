@@ -169,10 +169,6 @@ static bool find_ranges(int fd, uint32_t kind, Range *ranges, size_t *count) {
     return *count < MAX_RANGES;
 }
 
-static bool relocates_code(const struct link_map *map) {
-    return find_tag(map, DT_TEXTREL) != NULL || tag_value(map, DT_FLAGS) & DF_TEXTREL;
-}
-
 /* Of an open file, whose `path` is empty; or by its path from AT_FDCWD. */
 static void describe(LogRecord *record, int fd, const char *path) {
     struct statx status;
