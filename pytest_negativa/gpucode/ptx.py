@@ -26,10 +26,10 @@ _DECLARATION = re.compile(
     rb"(?:\.\w{1,32}(?:\([^();]{0,99}\))?\s{1,9}(?:\d{1,9}\s{1,9})?){0,9}"
     rb"([a-zA-Z][\w$]*|[_$%][\w$]+)"
 )
-DIRECTIVE = rb"\.(entry|func|global|const)\s"
-"""Begins a declaration."""
+DIRECTIVES = (b".entry", b".func", b".global", b".const")
+"""Begin declarations, with white space behind them."""
 
-_FIND = load_search("declaration", DIRECTIVE)
+_FIND = load_search(DIRECTIVES, before_space=True)
 
 
 def find_declarations(text: bytes, find: Find = _FIND) -> Iterator[re.Match[bytes]]:

@@ -17,7 +17,7 @@ from pytest_negativa.gpucode.elf import HostSection
 from pytest_negativa.gpucode.elf_tables import EHDR, SHDR, SHT_NOBITS
 from pytest_negativa.gpucode.fatbin import RegionFault, WalkBudget
 from pytest_negativa.gpucode.payload import MAX_UNPACKED_SIZE
-from pytest_negativa.gpucode.search import any_of, load_search
+from pytest_negativa.gpucode.search import load_search
 from pytest_negativa.gpucode.source import Readable, ReadAhead
 from pytest_negativa.models.file_kinds import ELF_MAGIC, FileKind
 from pytest_negativa.models.library import LINKED, RELOCATABLE, Compression, Element, Region
@@ -146,8 +146,8 @@ REGION_MAGICS = (fatbin.MAGIC,)
 ALL_MAGICS = (fatbin.MAGIC, _FRAME_MAGIC, _PLAIN_MAGIC)
 """Of containers in sections of any kind."""
 
-_FIND_REGION = load_search("region", any_of(REGION_MAGICS))
-_FIND_CONTAINER = load_search("container", any_of(ALL_MAGICS))
+_FIND_REGION = load_search(REGION_MAGICS)
+_FIND_CONTAINER = load_search(ALL_MAGICS)
 
 
 class Problems(list[str]):

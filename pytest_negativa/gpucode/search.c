@@ -1,6 +1,6 @@
-/* The searches through whole sections and unpacked text; loaded by search.py.
+/* The search for words in whole sections and unpacked text; loaded by search.py.
  *
- * They look at 16 bytes at a time: for containers seven times as fast as memmem(3) for each magic
+ * It looks at 16 bytes at a time: for containers seven times as fast as memmem(3) for each magic
  * number, for declarations three times as fast as a regular expression, which is tried at every
  * dot.
  */
@@ -11,12 +11,9 @@
 #include <string.h>
 #include <sys/types.h>
 
-#define EXPORT __attribute__((visibility("default")))
-
 typedef uint8_t block __attribute__((vector_size(16)));
 
-/* Bytes behind an offset that a look at the block there reads. */
-#define REACH (sizeof(block) + 2)
+enum { MOST_WORDS = 4 };
 
 static inline block load(const uint8_t *at) {
     block loaded;
@@ -30,93 +27,36 @@ static inline bool is_zero(block places) {
     return (halves[0] | halves[1]) == 0;
 }
 
-/* `at`, or the end of the blocks behind it that have no place for a hit: four at a time. */
-static inline __attribute__((always_inline)) size_t skip(const uint8_t *data, size_t size,
-                                                         size_t at,
-                                                         block (*may_hit)(const uint8_t *)) {
-    while (at < size && size - at >= 3 * sizeof(block) + REACH) {
-        const uint8_t *four = data + at;
-        if (!is_zero(may_hit(four) | may_hit(four + sizeof(block)) |
-                     may_hit(four + 2 * sizeof(block)) | may_hit(four + 3 * sizeof(block))))
-            break;
-        at += 4 * sizeof(block);
-    }
-    return at;
+/* Whether it begins with the word; if `spaced`, with white space behind it, as Python's \s. */
+static bool is_hit(const uint8_t *data, size_t left, const char *word, bool spaced) {
+    size_t length = strlen(word);
+    return left >= length + spaced && memcmp(data, word, length) == 0 &&
+           (!spaced || data[length] == ' ' || (data[length] >= '\t' && data[length] <= '\r'));
 }
 
-/* The offset of the first hit at or behind `from`, or -1.
- *
- * `may_hit` is not 0 where the bytes of a block may begin a hit; `is_hit` tells. */
-static inline __attribute__((always_inline)) ssize_t find(const uint8_t *data, size_t size,
-                                                          size_t from,
-                                                          block (*may_hit)(const uint8_t *),
-                                                          bool (*is_hit)(const uint8_t *, size_t)) {
-    size_t at = skip(data, size, from, may_hit);
-    for (; at < size && size - at >= REACH; at = skip(data, size, at + sizeof(block), may_hit)) {
-        block places = may_hit(data + at);
-        for (size_t i = 0; !is_zero(places) && i < sizeof places; i++) {
-            if (places[i] != 0 && is_hit(data + at + i, size - at - i)) return (ssize_t)(at + i);
-        }
+/* The offset of the first hit at or behind `from`, or -1. The words, at most MOST_WORDS, have three
+ * bytes or more; the first tells little, because all directives of PTX begin with a dot. */
+__attribute__((visibility("default"))) ssize_t negativa_find(const uint8_t *data, size_t size,
+                                                             size_t from, const char *const *words,
+                                                             size_t count, bool spaced) {
+    block seconds[MOST_WORDS], thirds[MOST_WORDS];
+    for (size_t w = 0; w < count; w++) {
+        seconds[w] = (block){0} + (uint8_t)words[w][1];
+        thirds[w] = (block){0} + (uint8_t)words[w][2];
     }
-    for (; at < size; at++) {
-        if (is_hit(data + at, size - at)) return (ssize_t)at;
+    for (size_t at = from; at < size; at += sizeof(block)) {
+        block places = ~(block){0};
+        if (size - at >= sizeof(block) + 2) {
+            block second = load(data + at + 1), third = load(data + at + 2);
+            places = (block){0};
+            for (size_t w = 0; w < count; w++)
+                places |= (block)((second == seconds[w]) & (third == thirds[w]));
+            if (is_zero(places)) continue;
+        }
+        for (size_t i = 0; i < sizeof(block) && i < size - at; i++)
+            for (size_t w = 0; places[i] && w < count; w++)
+                if (is_hit(data + at + i, size - at - i, words[w], spaced))
+                    return (ssize_t)(at + i);
     }
     return -1;
-}
-
-static inline bool starts(const uint8_t *data, size_t left, const char *word, size_t length) {
-    return left >= length && memcmp(data, word, length) == 0;
-}
-
-/* The magic numbers of fatbin.py and frames.py. */
-static inline bool is_region(const uint8_t *data, size_t left) {
-    return starts(data, left, "\x50\xED\x55\xBA", 4);
-}
-
-static inline bool is_container(const uint8_t *data, size_t left) {
-    return is_region(data, left) || starts(data, left, "\x28\xB5\x2F\xFD", 4) ||
-           starts(data, left, "\177ELF\2\1\1", 7);
-}
-
-static inline block may_be_region(const uint8_t *data) {
-    return (block)((load(data) == 0x50) & (load(data + 1) == 0xED));
-}
-
-static inline block may_be_container(const uint8_t *data) {
-    block first = load(data), second = load(data + 1);
-    return (block)(((first == 0x50) & (second == 0xED)) | ((first == 0x28) & (second == 0xB5)) |
-                   ((first == 0x7F) & (second == 'E')));
-}
-
-/* The first region. */
-EXPORT ssize_t negativa_find_region(const uint8_t *data, size_t size, size_t from) {
-    return find(data, size, from, may_be_region, is_region);
-}
-
-/* The first region, zstd frame or ELF file. */
-EXPORT ssize_t negativa_find_container(const uint8_t *data, size_t size, size_t from) {
-    return find(data, size, from, may_be_container, is_container);
-}
-
-/* Whether it begins with a directive and white space, as Python's \s. */
-static inline bool is_directive(const uint8_t *text, size_t left, const char *word, size_t length) {
-    return left > length && starts(text, left, word, length) &&
-           (text[length] == ' ' || (text[length] >= '\t' && text[length] <= '\r'));
-}
-
-static inline bool is_declaration(const uint8_t *text, size_t left) {
-    return is_directive(text, left, ".entry", 6) || is_directive(text, left, ".func", 5) ||
-           is_directive(text, left, ".global", 7) || is_directive(text, left, ".const", 6);
-}
-
-static inline block may_be_declaration(const uint8_t *text) {
-    block second = load(text + 1), third = load(text + 2);
-    return (block)((load(text) == '.') &
-                   (((second == 'e') & (third == 'n')) | ((second == 'f') & (third == 'u')) |
-                    ((second == 'g') & (third == 'l')) | ((second == 'c') & (third == 'o'))));
-}
-
-/* In PTX, the first directive that may declare a function or a variable. */
-EXPORT ssize_t negativa_find_declaration(const uint8_t *text, size_t size, size_t from) {
-    return find(text, size, from, may_be_declaration, is_declaration);
 }

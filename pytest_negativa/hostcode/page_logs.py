@@ -29,9 +29,7 @@ The record of GPU code is that of a library, but for its ranges: they are offset
 The record of constants is like that of its library. It has the bits of the pages that were in
 memory when processes ended.
 
-A forked child shares the records of its parent, and has a log of its own for what it loads. A
-process that starts later may leave out pages that another log has: all logs of a run together tell
-what was touched.
+A forked child shares the records of its parent, and has a log of its own for what it loads.
 """
 
 from __future__ import annotations
@@ -65,7 +63,7 @@ _DIGEST = 32
 _SEEN, _FETCHED = 1 << 15, 1 << 12
 _UNWATCHED = 1
 # Shared in processes/pages/log.h.
-_STARTS = struct.Struct("<8x512xI" + 9 * "384s")
+_STARTS = struct.Struct("<4xI" + 9 * "384s")
 _SHELL_COMMAND = re.compile(rb"\S*sh -\w*c ")
 
 
@@ -77,7 +75,7 @@ class LoggedLibrary:
         file: by its real path, and as ``stat`` has it.
         watched: whether touched pages were recorded; of constants, by all processes.
         ranges: first and end address, in the ELF file, of what was watched; offsets of GPU code.
-        pages: addresses of the touched pages, sorted. Other processes may have noted more of them.
+        pages: addresses of the touched pages, sorted.
     """
 
     file: FileKey

@@ -40,11 +40,11 @@ static atomic_bool launched, finished;
 static Word wrap(const char *name, Word real);
 
 static void write_time(void) {
-    char text[25], *end = put_digits(text, clock_ns(CLOCK_MONOTONIC));
-    *end++ = '\n';
+    char text[25];
+    int size = snprintf(text, sizeof text, "%" PRIu64 "\n", clock_ns(CLOCK_MONOTONIC));
     int fd = open_file(target, O_WRONLY | O_CREAT | O_EXCL, 0644);
     if (fd < 0) return;
-    syscall(SYS_write, fd, text, (size_t)(end - text));
+    syscall(SYS_write, fd, text, (size_t)size);
     close_file(fd);
 }
 
@@ -105,18 +105,14 @@ static const struct {
     Word wrappers[VARIANTS];
 } functions[] = {FUNCTIONS(ROW)};
 
-static bool is_suffix(const char *text) {
-    static const char *const suffixes[] = {"", "_v2", "_ptsz", "_ptds", "_v2_ptds", "_v2_ptsz"};
-    for (size_t i = 0; i < sizeof suffixes / sizeof *suffixes; i++)
-        if (strcmp(text, suffixes[i]) == 0) return true;
-    return false;
-}
-
 /* What to bind to instead; `real` itself where nothing is to be seen. */
 static Word wrap(const char *name, Word real) {
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         size_t length = strlen(functions[i].name);
-        if (strncmp(name, functions[i].name, length) != 0 || !is_suffix(name + length)) continue;
+        /* Suffixes such as _v2 and _ptsz name versions and the per-thread default stream. */
+        if (strncmp(name, functions[i].name, length) != 0 ||
+            (name[length] != 0 && name[length] != '_'))
+            continue;
         for (int n = 0; n < VARIANTS; n++)
             if (real == functions[i].wrappers[n]) return real;
         for (int n = 0; n < VARIANTS; n++) {

@@ -204,7 +204,7 @@ class Header(Line, frozen=True, kw_only=True, omit_defaults=True, tag="header"):
     Attributes:
         detector: what traced it, with its version, e.g. ``"cupti-python 13.0.1"``.
         worker: pytest-xdist's name of a worker.
-        python: version of Python, or None for a program that isn't Python.
+        python: version of Python, of a process that traces itself.
         root: the folder against which paths of the project can be understood.
         replay: set if nothing ran on a GPU here.
         locked: the process holds a lock (flock(2)) on the file for as long as it lives.

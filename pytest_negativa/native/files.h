@@ -7,8 +7,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -81,16 +83,6 @@ static inline bool may_grow_to(uint64_t size) {
            (limit.rlim_cur == RLIM_INFINITY || size <= limit.rlim_cur);
 }
 
-/* Writes the digits of a number; returns their end. */
-static inline char *put_digits(char *end, uint64_t number) {
-    char digits[24], *first = digits + sizeof digits;
-    do *--first = (char)('0' + number % 10);
-    while ((number /= 10) != 0);
-    size_t count = (size_t)(digits + sizeof digits - first);
-    memcpy(end, first, count);
-    return end + count;
-}
-
 /* Whether the name of a file, without its folders, begins so. */
 static inline bool is_named(const char *path, const char *start) {
     const char *name = strrchr(path, '/');
@@ -120,15 +112,8 @@ static inline uint64_t random_number(void) {
  * room. */
 static inline bool name_log(char *path, size_t room, const char *folder, pid_t pid,
                             uint64_t started, const char *suffix) {
-    size_t length = strlen(folder);
-    if (folder[0] != '/' || length + 80 > room) return false;
-    memcpy(path, folder, length);
-    char *end = path + length;
-    *end++ = '/';
-    end = put_digits(end, (uint64_t)pid);
-    *end++ = '.';
-    end = put_digits(end, started);
-    *end++ = '.';
-    strcpy(put_digits(end, random_number()), suffix);
-    return true;
+    if (folder[0] != '/') return false;
+    int length = snprintf(path, room, "%s/%d.%" PRIu64 ".%" PRIu64 "%s", folder, (int)pid, started,
+                          random_number(), suffix);
+    return length > 0 && (size_t)length < room;
 }

@@ -55,6 +55,11 @@ static inline bool parse_mapping(char *line, Mapping *mapping) {
         !parse_number(&text, 10, ' ', &mapping->id.inode))
         return false;
     mapping->path = line + (text - line) + strspn(text, " ");
+    /* So the kernel writes a line feed, and nothing else (show_map_vma in fs/proc/task_mmu.c). */
+    for (char *place = mapping->path; (place = strstr(place, "\\012")) != NULL;) {
+        *place++ = '\n';
+        memmove(place, place + 3, strlen(place + 3) + 1);
+    }
     return true;
 }
 

@@ -23,7 +23,8 @@ static const uint32_t rounds[64] = {
 
 static uint32_t turn(uint32_t x, int bits) { return x >> bits | x << (32 - bits); }
 
-static void digest_block(Sha *sha, const uint8_t *data) {
+static void digest_block(Sha *sha) {
+    const uint8_t *data = sha->block;
     uint32_t w[64], v[8];
     for (int i = 0; i < 16; i++)
         w[i] = (uint32_t)data[4 * i] << 24 | (uint32_t)data[4 * i + 1] << 16 |
@@ -48,12 +49,9 @@ static void sha_add(Sha *sha, const void *bytes, uint64_t size) {
     const uint8_t *data = bytes;
     while (size) {
         uint64_t used = sha->size % 64, part = size < 64 - used ? size : 64 - used;
-        if (part == 64)
-            digest_block(sha, data);
-        else
-            memcpy(sha->block + used, data, part);
+        memcpy(sha->block + used, data, part);
         sha->size += part;
-        if (part != 64 && used + part == 64) digest_block(sha, sha->block);
+        if (used + part == 64) digest_block(sha);
         data += part;
         size -= part;
     }

@@ -13,9 +13,6 @@
  * process that is killed loses nothing. fallocate reserves its blocks: touching a hole of a file on
  * a full disk would be a SIGBUS.
  *
- * Pages that an earlier process has noted stay accessible: the file `lost` names eight logs, and
- * what they have needs no second mark.
- *
  * What is not watched: the program itself, libc and the loader, which run before or below us;
  * all other data, because the kernel reads it without a signal (EFAULT); pages that a section
  * shares. What the program hands to libc's write and the like is read before. Constants are looked
@@ -28,7 +25,6 @@
 #define _GNU_SOURCE
 #include "pages/holes.h"
 #include "pages/constants.h"
-#include "pages/known.h"
 #include "../native/maps.h"
 
 #include <stdlib.h>
@@ -39,43 +35,28 @@
 
 static bool only_gpu; /* no CPU code */
 
-/* A record of pages of a library. `base`: of the ranges; `fd`: the file at `path`; -1: none. */
-static LogRecord *add_pages(uint32_t kind, const Range *ranges, size_t count, uintptr_t base,
-                            size_t bit_bytes, const char *path, int fd, size_t *size) {
-    LogRecord *record = start_record(kind, count, path, strlen(path), bit_bytes, size);
+/* A record of a library's constants, of which this process has not noted any; NULL: it has none. */
+static LogRecord *expect_constants(int fd, const char *path) {
+    Range constants[MAX_RANGES];
+    size_t count = 0, pages = 0;
+    find_ranges(fd, CONSTANTS, constants, &count);
+    for (size_t i = 0; i < count; i++) pages += (constants[i].end - constants[i].start) / PAGE;
+    if (pages == 0) return NULL;
+    LogRecord *record =
+        start_record(CONSTANTS, constants, count, path, strlen(path), (pages + 7) / 8);
     if (record == NULL) {
         note_lost(NO_ROOM);
         return NULL;
     }
-    if (fd >= 0) describe(record, fd, "");
-    LogRange *to = (LogRange *)(record + 1);
-    for (size_t i = 0; i < count; i++) {
-        uint64_t start = ranges[i].start - base, moved = 0;
-        const ElfW(Phdr) *segment = kind == GPU_CODE ? segment_of(start, start + 1, kind) : NULL;
-        if (segment != NULL) moved = segment->p_vaddr - segment->p_offset;
-        to[i] = (LogRange){start - moved, ranges[i].end - base - moved};
-    }
-    return record;
-}
-
-/* A record of a library's constants, of which this process has not noted any; NULL: it has none. */
-static LogRecord *expect_constants(int fd, const char *path) {
-    Range constants[MAX_RANGES];
-    size_t count = 0, pages = 0, size;
-    find_ranges(fd, CONSTANTS, constants, &count);
-    for (size_t i = 0; i < count; i++) pages += (constants[i].end - constants[i].start) / PAGE;
-    if (pages == 0) return NULL;
-    LogRecord *record = add_pages(CONSTANTS, constants, count, 0, (pages + 7) / 8, path, fd, &size);
-    if (record == NULL) return NULL;
+    describe(record, fd, "");
     record->flags = 1;
-    publish(record, size);
+    publish(record);
     return record;
 }
 
 /* Watches CPU code or GPU code; NULL: nothing of it. `fd`: the file at `path`; -1: none. */
 static Library *watch(const struct link_map *map, int fd, const char *path, bool is_read,
                       uint32_t kind) {
-    size_t size;
     Library *library = begin_library(map);
     if (library == NULL) return NULL;
     bool watched = is_read && find_ranges(fd, kind, library->ranges, &library->range_count);
@@ -84,20 +65,18 @@ static Library *watch(const struct link_map *map, int fd, const char *path, bool
         library->ranges[i].start += library->base;
         library->ranges[i].end += library->base;
     }
-    size_t pages = number_pages(library);
+    number_pages(library);
     if (watched && kind == LIBRARY) library->constants = expect_constants(fd, path);
-    LogRecord *record = add_pages(kind, library->ranges, library->range_count, library->base,
-                                  library->bit_bytes, path, fd, &size);
-    if (record == NULL) return NULL;
-    library->record = record;
-    library->bits = (atomic_uchar *)((uint8_t *)record + record->bits_offset);
-    record->flags = watched ? 0 : UNWATCHED;
-    publish(record, size);
+    if (!begin_record(library, kind, path, strlen(path), library->bit_bytes)) {
+        note_lost(NO_ROOM);
+        return NULL;
+    }
+    if (fd >= 0) describe(library->record, fd, "");
+    library->record->flags = watched ? 0 : UNWATCHED;
+    publish(library->record);
     if (!watched) return NULL;
-    show_to_handler(library);
+    atomic_store(&library->watched, true); /* the handler finds it now */
     hide(library);
-    open_known(library);
-    if (pages >= LARGE && kind == LIBRARY) offer_log();
     return library;
 }
 
@@ -118,7 +97,9 @@ static Library *watch_all(const struct link_map *map) {
     }
     bool needed = !only_gpu || armed.data == NULL;
     int fd = needed && found ? open_file(path, O_RDONLY | O_NONBLOCK, 0) : -1;
-    bool is_read = fd >= 0 && !relocates_code(map) && read_headers(fd, map);
+    bool relocates_code =
+        find_tag(map, DT_TEXTREL) != NULL || tag_value(map, DT_FLAGS) & DF_TEXTREL;
+    bool is_read = fd >= 0 && !relocates_code && read_headers(fd, map);
     Library *code = only_gpu ? NULL : watch(map, fd, path, is_read, LIBRARY);
     Library *gpu =
         armed.data == NULL ? watch(map, fd, path, is_read, GPU_CODE) : watch_holes(map, note);
@@ -150,7 +131,7 @@ EXPORT unsigned int la_version(unsigned int version) {
     atomic_store(&parts_left, MAX_PARTS);
     own_ = map_wiped();
     if (own_ == NULL || (!only_holes && !start_log()) ||
-        (table != NULL && table[0] != 0 && !read_records(table, &armed)) || !faults_start(serve)) {
+        (table != NULL && table[0] != 0 && !read_armed(table)) || !faults_start(serve)) {
         note_lost("the handler of SIGSEGV can't be set.");
         return 0;
     }
@@ -171,8 +152,9 @@ EXPORT unsigned int la_objopen(struct link_map *map, Lmid_t namespace, uintptr_t
     if (!begun || !is_library(map) || is_named(map->l_name, "ld-linux")) return 0;
     if (is_named(map->l_name, "libc.so.")) {
         disabled = !wrap_libc(map);
-        for (size_t i = 0; disabled && i < atomic_load(&library_count); i++)
-            if (atomic_load(&library_at(i)->watched)) give_up(library_at(i));
+        Library *library;
+        for (size_t i = 0; disabled && (library = next_watched(&i, 0, UINTPTR_MAX)) != NULL;)
+            give_up(library);
         return 0;
     }
     if (disabled) {

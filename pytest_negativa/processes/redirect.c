@@ -30,8 +30,6 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/auxv.h>
-#include <sys/uio.h>
 
 static const char TABLE_HEAD[] = "negativa-redirect 1\t";
 static const char LOG_HEAD[] = "negativa-redirect-log 1";
@@ -44,16 +42,12 @@ static bool same_file(FileId a, FileId b) {
 }
 
 /* statx and not stat: a library built with glibc 2.33 or newer could not use stat on an older. */
-static bool identify_at(int fd, const char *path, int flags, FileId *id) {
+static bool identify(const char *path, FileId *id) {
     struct statx status;
-    if (statx(fd, path, flags, STATX_INO, &status) != 0) return false;
+    if (statx(AT_FDCWD, path, 0, STATX_INO, &status) != 0) return false;
     *id = (FileId){status.stx_dev_major, status.stx_dev_minor, status.stx_ino};
     return true;
 }
-
-static bool identify(const char *path, FileId *id) { return identify_at(AT_FDCWD, path, 0, id); }
-
-static bool identify_open(int fd, FileId *id) { return identify_at(fd, "", AT_EMPTY_PATH, id); }
 
 static bool is_folder(const char *path) {
     struct statx status;
@@ -122,30 +116,26 @@ static bool has_log; /* an empty one shows a problem, too */
 static unsigned long lost_records;
 
 /* Appends four fields, each with its zero byte, as a whole or not: O_APPEND, one call. */
-static bool write_record(const char *path, int create, const char *const fields[4]) {
-    struct iovec parts[4];
-    size_t size = 0;
-    for (int i = 0; i < 4; i++) {
-        parts[i] = (struct iovec){(char *)fields[i], strlen(fields[i]) + 1};
-        size += parts[i].iov_len;
-    }
+static bool write_record(const char *path, int create, const char *a, const char *b, const char *c,
+                         const char *d) {
+    static char record[4 * PATH_MAX];
+    int size = snprintf(record, sizeof record, "%s%c%s%c%s%c%s%c", a, 0, b, 0, c, 0, d, 0);
     struct statx status;
     int fd = path[0] ? open_file(path, O_WRONLY | O_APPEND | create, 0644) : -1;
     if (fd < 0) return false;
-    bool written = statx(fd, "", AT_EMPTY_PATH, STATX_SIZE, &status) == 0 &&
-                   may_grow_to(status.stx_size + size) &&
-                   syscall(SYS_writev, fd, parts, 4) == (ssize_t)size;
+    bool written =
+        (size_t)size < sizeof record && statx(fd, "", AT_EMPTY_PATH, STATX_SIZE, &status) == 0 &&
+        may_grow_to(status.stx_size + (size_t)size) && syscall(SYS_write, fd, record, size) == size;
     close_file(fd);
     return written;
 }
 
 static void log_event(const char *kind, const char *first, const char *second) {
     char pid[24], lost[24];
-    *put_digits(pid, (uint64_t)getpid()) = 0;
-    *put_digits(lost, lost_records) = 0;
-    if (lost_records > 0 && write_record(log_path, 0, (const char *[]){pid, "lost", lost, ""}))
-        lost_records = 0;
-    if (!write_record(log_path, 0, (const char *[]){pid, kind, first, second})) lost_records++;
+    snprintf(pid, sizeof pid, "%d", (int)getpid());
+    snprintf(lost, sizeof lost, "%lu", lost_records);
+    if (lost_records > 0 && write_record(log_path, 0, pid, "lost", lost, "")) lost_records = 0;
+    if (!write_record(log_path, 0, pid, kind, first, second)) lost_records++;
 }
 
 /* A file of its own for each process that was exec'd. It gets its name after its first record: a
@@ -159,7 +149,7 @@ static void start_log(const char *folder) {
         if (name != NULL) strncpy(executable, name, sizeof executable - 1);
     }
     strcat(strcpy(unfinished, log_path), ".new");
-    write_record(unfinished, O_CREAT | O_EXCL, (const char *[]){LOG_HEAD, executable, "", ""});
+    write_record(unfinished, O_CREAT | O_EXCL, LOG_HEAD, executable, "", "");
     has_log = rename(unfinished, log_path) == 0;
 }
 
@@ -214,12 +204,9 @@ static const char *beside_link(const char *inner) {
     for (size_t i = 0; i < table.count; i++) {
         const char *original = table.rows[i].original, *link = table.rows[i].link;
         size_t length = (size_t)(strrchr(original, '/') - original);
-        if (link == NULL || strncmp(inner, original, length + 1) != 0 ||
-            strlen(link) + strlen(inner + length) >= sizeof path)
-            continue;
-        strcpy(path, link);
-        strcat(path, inner + length);
-        return path;
+        if (link == NULL || strncmp(inner, original, length + 1) != 0) continue;
+        int size = snprintf(path, sizeof path, "%s%s", link, inner + length);
+        if ((size_t)size < sizeof path) return path;
     }
     return NULL;
 }
@@ -245,10 +232,9 @@ static void make_folder(const char *name, const char *outside) {
 static bool copy_is_there(const Row *row) {
     int fd = open_file(row->copy, O_RDONLY | O_NONBLOCK, 0);
     if (fd < 0) return false;
-    FileId id;
-    bool there = identify_open(fd, &id) && same_file(id, row->copy_id);
     close_file(fd);
-    return there;
+    FileId id;
+    return identify(row->copy, &id) && same_file(id, row->copy_id);
 }
 
 /* The row of a file, under any of its names. The loader maps a file once and knows it by its
@@ -281,9 +267,7 @@ static bool may_be_original(const char *name) {
  * no such file. */
 static Row *find_row(const char *name, char resolved[PATH_MAX]) {
     FileId id;
-    resolved[0] = 0;
-    if (!identify(name, &id)) return NULL;
-    if (realpath(name, resolved) == NULL) {
+    if (!identify(name, &id) || realpath(name, resolved) == NULL) {
         resolved[0] = 0;
         return NULL;
     }

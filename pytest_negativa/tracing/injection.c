@@ -133,12 +133,6 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
     text_field(&line, "executable", executable);
     text_field(&line, "root", root ? root : "");
     if (worker != NULL && *worker) text_field(&line, "worker", worker);
-    const char *(*python)(void) = (const char *(*)(void))dlsym(RTLD_DEFAULT, "Py_GetVersion");
-    if (python != NULL && !is_sample) {
-        const char *version = python();
-        text_string(&line, ",\"python\":");
-        text_json(&line, version, strcspn(version, " "));
-    }
     text_string(&line, ",\"argv\":[");
     if (!is_sample && text_read(&arguments, "/proc/self/cmdline"))
         for (size_t at = 0; at < arguments.length; at += strlen(arguments.data + at) + 1) {
@@ -146,8 +140,8 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
             text_json(&line, arguments.data + at, strlen(arguments.data + at));
         }
     free(arguments.data);
-    text_format(&line, "],\"locked\":%s,\"lost\":false}", locked ? "true" : "false");
-    lost_at = (off_t)(line.length - strlen("false}"));
+    text_format(&line, "],\"locked\":%s,\"lost\":false", locked ? "true" : "false");
+    lost_at = (off_t)(line.length - strlen("false"));
     write_line(&line);
     watch_forks();
     return true;
@@ -157,7 +151,7 @@ static void write_end(void) {
     if (trace_fd < 0) return;
     refresh_mappings(); /* records what was loaded since */
     Text line = {0};
-    text_format(&line, "{\"record\":\"end\",\"time_ns\":%lld}", now_ns());
+    text_format(&line, "{\"record\":\"end\",\"time_ns\":%lld", now_ns());
     write_line(&line);
 }
 
@@ -198,7 +192,7 @@ static void initialize(void) {
     }
     pthread_mutex_lock(&lock);
     if (is_sample)
-        set_context("process", NULL, 0, NULL);
+        set_context("process", NULL, 0);
     else
         set_context_from_environment();
     bool opened = trace_fd < 0 && (!is_sample || has_room(folder)) &&
@@ -211,18 +205,14 @@ static void initialize(void) {
     }
     /* Not under the lock: once subscribed, callbacks of other threads may come and want it. */
     int error = open_cupti() ? take_cupti() : -1;
-    if (error != 0) {
-        pthread_mutex_lock(&lock);
+    const char *lacking = is_sample || subscriber == NULL ? NULL : start_launches();
+    pthread_mutex_lock(&lock);
+    if (error != 0)
         write_warning(error == CUPTI_MULTIPLE_SUBSCRIBERS ? "cupti-taken" : "cupti-unavailable",
                       last_error, true);
-        pthread_mutex_unlock(&lock);
-    }
-    const char *lacking = is_sample || subscriber == NULL ? NULL : start_launches();
-    if (lacking != NULL) {
-        pthread_mutex_lock(&lock);
+    if (lacking != NULL)
         write_warning(lacking, "CUPTI doesn't count launches here, or not by their ranges", false);
-        pthread_mutex_unlock(&lock);
-    }
+    pthread_mutex_unlock(&lock);
     /* A CUPTI that lacks a call shows the others all the same. */
     if (is_sample && subscriber != NULL) start_limit();
 }

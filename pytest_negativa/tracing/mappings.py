@@ -21,7 +21,6 @@ _LINE = re.compile(
 _MEMORY = re.compile(
     r"/dev/zero|(/dev/zero|/anon_hugepage|/SYSV.*|/memfd:.*) \(deleted\)", re.DOTALL
 )
-_OCTAL = re.compile(r"\\([0-7]{3})")
 DELETED = " (deleted)"
 """Ends the path of a mapping if its file has no name any more, see proc_pid_maps(5)."""
 
@@ -65,8 +64,8 @@ def parse_maps(data: bytes) -> tuple[Mapping, ...]:
     for start, end, _rw, x, offset, device, inode, raw in _LINE.findall(data):
         path = names.get(raw)
         if path is None:
-            path = _OCTAL.sub(lambda m: chr(int(m[1], 8)), os.fsdecode(raw))
-            names[raw] = path
+            # The kernel writes nothing else so (show_map_vma in fs/proc/task_mmu.c).
+            path = names[raw] = os.fsdecode(raw).replace("\\012", "\n")
         place = int(start, 16), int(end, 16), int(offset, 16)
         file = MappedFile(path, int(inode))
         mappings.append(Mapping(*place, file, x == b"x", device.decode("ascii")))

@@ -23,9 +23,9 @@ from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError, unpack
-from pytest_negativa.gpucode.ptx import DIRECTIVE, find_declarations, parse_ptx
+from pytest_negativa.gpucode.ptx import DIRECTIVES, find_declarations, parse_ptx
 from pytest_negativa.gpucode.scan import ALL_MAGICS, REGION_MAGICS
-from pytest_negativa.gpucode.search import Find, any_of, load_search, search_by
+from pytest_negativa.gpucode.search import Find, load_search, search_by
 from pytest_negativa.models.library import Compression, Cubin, Element, Ptx, Scope
 from pytest_negativa.models.spans import Span
 from tests.support import builders
@@ -380,7 +380,10 @@ def test_any_text_is_ptx_or_refused(words: list[str]) -> None:
 def test_both_searches_find_the_same_declarations(text: str) -> None:
     found, expected = (
         [match.span() for match in find_declarations(text.encode(), search)]
-        for search in (load_search("declaration", DIRECTIVE), search_by(DIRECTIVE))
+        for search in (
+            load_search(DIRECTIVES, before_space=True),
+            search_by(DIRECTIVES, before_space=True),
+        )
     )
     assert found == expected
 
@@ -390,22 +393,20 @@ MAGIC_PARTS = st.sampled_from([m[:size] for m in ALL_MAGICS for size in (1, 2, 4
 
 @given(
     st.lists(MAGIC_PARTS | st.binary(max_size=40)).map(b"".join),
-    st.sampled_from([("region", REGION_MAGICS), ("container", ALL_MAGICS)]),
+    st.sampled_from([REGION_MAGICS, ALL_MAGICS]),
     st.integers(0, 40),
 )
 def test_both_searches_find_the_same_magic_numbers(
-    data: bytes, search: tuple[str, tuple[bytes, ...]], start: int
+    data: bytes, magics: tuple[bytes, ...], start: int
 ) -> None:
-    name, magics = search
-
     def hits(find: Find) -> Iterator[int]:
         at = start - 1
         while (at := find(data, len(data), at + 1)) >= 0:
             yield at
 
     expected = [at for at in range(start, len(data)) if data.startswith(magics, at)]
-    assert list(hits(load_search(name, b""))) == expected
-    assert list(hits(search_by(any_of(magics)))) == expected
+    assert list(hits(load_search(magics))) == expected
+    assert list(hits(search_by(magics))) == expected
 
 
 CAPABILITIES = st.builds(ComputeCapability, st.integers(5, 13), st.integers(0, 9))

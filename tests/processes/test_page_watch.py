@@ -361,41 +361,6 @@ def compile_many(folder: Path) -> Path:
     return compile_shared(str(source), folder / "libmany.so")
 
 
-def touch(logs: Path, library: Path, numbers: range, **more: str) -> set[int]:
-    """Have a process call functions of such a library; which ones its log names."""
-    before = set(logs.iterdir())
-    code = f"""
-import ctypes
-library = ctypes.CDLL({str(library)!r})
-assert all(library[f"touch{{i}}"]() == i for i in {numbers})
-"""
-    run(logs, sys.executable, "-c", code, **more)
-    (log,) = set(logs.iterdir()) - before
-    (log.parent / "one").mkdir()
-    shutil.copy(log, log.parent / "one")
-    pages = find(read_page_logs(log.parent / "one"), library).pages
-    shutil.rmtree(log.parent / "one")
-    names = symbols_of(library)
-    return {int(names[page].removeprefix("touch")) for page in pages if page in names}
-
-
-def test_a_process_notes_what_no_earlier_one_has_noted(
-    tmp_path: Path, logs: Path, watcher: dict[str, str]
-) -> None:
-    library = compile_many(tmp_path)
-    assert touch(logs, library, range(100), **watcher) == {*range(100)}
-    # By mprotect, each page would be a mapping more.
-    first = 50 if watcher else 100
-    assert touch(logs, library, range(50, 150), **watcher) == {*range(first, 150)}
-    # Both are logs of the same file, and its second name may lead to another one later.
-    other = tmp_path / "libother.so"
-    other.hardlink_to(library)
-    assert touch(logs, other, range(50), **watcher) == {*range(50)}
-    library.unlink()
-    shutil.copy(other, library)
-    assert touch(logs, library, range(50), **watcher) == {*range(50)}
-
-
 def test_guarded_pages_take_no_mappings(tmp_path: Path, logs: Path) -> None:
     if not has_file_guards():
         pytest.skip("needs guard pages for files (Linux 6.15)")

@@ -19,7 +19,11 @@ from pytest_negativa.spare.note import MAGIC, NOTE_VERSION
 CBIDS = (18, 19, 20, 21, 22, 23, 24, 26, 190, 241, 363, 364, 365, 382, 383, 678, 679, 680, 681, 682,
          684, 685, 738, 740)  # fmt: skip
 NAMES = (b"", b"k", b"\xff\x80\0", b"\xe0\x80\x80", b"\xf0\x9f\x98", b'"\\\n\x01', b"n" * 5000)
-SEARCHES = ("negativa_find_declaration", "negativa_find_region", "negativa_find_container")
+SEARCHES = (
+    (b".entry", b".func", b".global", b".const"),
+    (b"\x50\xed\x55\xba",),
+    (b"\x50\xed\x55\xba", b"\x28\xb5\x2f\xfd", b"\x7fELF\2\1\1"),
+)
 SIZES = (0, 1, 15, 63, 64, 4096, 1 << 20, (1 << 30) + 1, 1 << 40, (1 << 63) + 5, (1 << 64) - 1)
 
 
@@ -215,12 +219,16 @@ def attack_search(path: str, folder: Path, chance: random.Random) -> None:
              b"\x50\xed\x55\xba", b"\x28\xb5\x2f\xfd", b"\x7fELF\2\1\1", b"\x50\xed",
              b"\x7fELF")  # fmt: skip
     for _ in range(200):
-        find = ctypes.CDLL(path)[chance.choice(SEARCHES)]
+        find, search = ctypes.CDLL(path).negativa_find, chance.choice(SEARCHES)
         find.restype = ctypes.c_ssize_t
         text = b"".join(chance.choices(words, k=chance.randrange(20)))
         size, start = len(text), chance.randrange(len(text) + 2)
         address = arena.put(text, at_end=True)
-        found = find(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_size_t(start))
+        found = find(
+            *(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_size_t(start)),
+            *((ctypes.c_char_p * len(search))(*search), ctypes.c_size_t(len(search))),
+            ctypes.c_bool(chance.random() < 0.5),
+        )
         assert found == -1 or start <= found < size
 
 

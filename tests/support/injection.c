@@ -17,7 +17,7 @@ EXPORT const char *negativa_error(void) { return last_error; }
 EXPORT int negativa_start(const char *folder, const char *run_id, const char *role,
                           const char *worker, const char *root) {
     pthread_mutex_lock(&lock);
-    if (current_context.length == 0) set_context("import", NULL, 0, NULL);
+    if (current_context.length == 0) set_context("import", NULL, 0);
     bool opened =
         trace_fd < 0 && open_trace(folder, run_id, role, worker, root, "native callbacks");
     pthread_mutex_unlock(&lock);
@@ -29,7 +29,12 @@ EXPORT int negativa_start(const char *folder, const char *run_id, const char *ro
 
 EXPORT void negativa_context(const char *phase, const char *nodeid, const char *detail) {
     pthread_mutex_lock(&lock);
-    set_context(phase, nodeid, nodeid ? strlen(nodeid) : 0, detail);
+    set_context(phase, nodeid, nodeid ? strlen(nodeid) : 0);
+    if (detail != NULL) {
+        current_context.length -= strlen("}");
+        text_field(&current_context, "detail", detail);
+        text_string(&current_context, "}");
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -65,7 +70,7 @@ EXPORT int negativa_resume(void) {
         write_warning("cupti-taken", last_error, true);
     } else if (open_gap != 0) {
         Text line = {0};
-        text_format(&line, "{\"record\":\"gap-end\",\"id\":%ld,\"time_ns\":%lld}", open_gap,
+        text_format(&line, "{\"record\":\"gap-end\",\"id\":%ld,\"time_ns\":%lld", open_gap,
                     now_ns());
         write_line(&line);
         open_gap = 0;

@@ -22,13 +22,15 @@ def test_maps_are_parsed() -> None:
         b"7f0000000000-7f0000001000 r-xp 00002000 fd:01 123    /lib/a b\\012.so\n"
         b"7f0000001000-7f0000002000 rw-p 00000000 00:00 0 \n"
         b"7f0000002000-7f0000003000 r--p 00000000 fd:01 9 /x/site-packages/y.so (deleted)\n"
+        b"7f0000003000-7f0000004000 r--p 00000000 fd:01 7 /lib/a\\101.so\n"
         b"7ffc00000000-7ffc00001000 r-xp 00000000 00:00 0                  [vdso]\n"
     )
     assert [(m.file.path, m.offset, m.executable) for m in maps] == [
         ("/lib/a b\n.so", 0x2000, True),
         ("/x/site-packages/y.so (deleted)", 0, False),
+        ("/lib/a\\101.so", 0, False),
     ]
-    assert [m.file.inode for m in maps] == [123, 9]
+    assert [m.file.inode for m in maps] == [123, 9, 7]
     path, gone = split_deleted(maps[1].file)
     assert gone
     library = identify_library(path)

@@ -30,17 +30,11 @@ static void hide(Library *library) {
     if (!atomic_load(&library->guarded)) hide_by_mprotect(library);
 }
 
-/* A place for a library. One that was closed gives up its own. */
-static size_t find_place(void) {
-    size_t count = atomic_load(&library_count);
-    for (size_t i = 0; i < count; i++)
-        if (!atomic_load(&library_at(i)->watched)) return i;
-    return count;
-}
-
-/* A place for a library, empty but for its base; NULL: nothing can be recorded. */
+/* A place for a library, empty but for its base; NULL: nothing can be recorded. One that was
+ * closed gives up its own. */
 static Library *begin_library(const struct link_map *map) {
-    size_t index = find_place();
+    size_t index = 0, count = atomic_load(&library_count);
+    while (index < count && atomic_load(&library_at(index)->watched)) index++;
     if (index == MAX_LIBRARIES || !start_log()) {
         note_lost(index == MAX_LIBRARIES ? "the process has too many libraries." : NO_ROOM);
         return NULL;
@@ -52,7 +46,7 @@ static Library *begin_library(const struct link_map *map) {
     }
     Library *library = library_at(index);
     memset(library, 0, sizeof *library);
-    library->index = index;
+    if (index == count) atomic_store(&library_count, count + 1);
     library->base = map->l_addr;
     library->ranges = library->own_ranges;
     return library;
@@ -73,9 +67,13 @@ static size_t number_pages(Library *library) {
     return pages;
 }
 
-/* From now on its pages are looked up when they are touched. */
-static void show_to_handler(Library *library) {
-    atomic_store(&library->watched, true);
-    if (library->index == atomic_load(&library_count))
-        atomic_store(&library_count, library->index + 1);
+/* Starts the record of a library; false: there is no room. */
+static bool begin_record(Library *library, uint32_t kind, const char *text, size_t length,
+                         size_t bit_bytes) {
+    LogRecord *record =
+        start_record(kind, library->ranges, library->range_count, text, length, bit_bytes);
+    if (record == NULL) return false;
+    library->record = record;
+    library->bits = (atomic_uchar *)record + record->bits_offset;
+    return true;
 }

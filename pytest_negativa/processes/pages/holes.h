@@ -49,6 +49,12 @@ typedef struct {
     } files[2]; /* the copy and its original */
 } ArmedRow;
 
+static bool read_armed(const char *path) {
+    int fd = open_file(path, O_RDONLY | O_NONBLOCK, 0);
+    armed.data = fd < 0 ? NULL : (uint8_t *)read_whole(fd, SIZE_MAX - 1, &armed.size);
+    return armed.data != NULL && armed.size > 0;
+}
+
 static const ArmedRow *find_row(const struct link_map *map) {
     LogRecord file = {0};
     /* Who opens an original while the tests run on the copies is found out. */
@@ -71,9 +77,8 @@ static const ArmedRow *find_row(const struct link_map *map) {
 
 /* The note of a library with a spare; NULL: it has none. */
 static const Note *find_note(const struct link_map *map) {
-    for (const ElfW(Dyn) *row = map->l_ld; row->d_tag != DT_NULL; row++)
-        if (row->d_tag == DT_NEGATIVA_NOTE) return (const Note *)(map->l_addr + row->d_un.d_val);
-    return NULL;
+    uintptr_t place = tag_value(map, DT_NEGATIVA_NOTE);
+    return place == 0 ? NULL : (const Note *)(map->l_addr + place);
 }
 
 /* Whether code may become accessible later; see our_prctl. */
@@ -97,27 +102,19 @@ static bool hide_holes(const Note *note) {
     return true;
 }
 
-static LogRecord *add_holes(Library *library, const Note *note, size_t pages) {
+static bool add_holes(Library *library, const Note *note, size_t pages) {
     char text[MAX_NAME + sizeof note->original];
     const char *name = (const char *)note + note->name;
-    size_t length = strnlen(name, MAX_NAME), size, bytes = align8(library->bit_bytes);
+    size_t length = strnlen(name, MAX_NAME), bytes = align8(library->bit_bytes);
     memcpy(text, name, length);
     memcpy(text + length, note->original, sizeof note->original);
-    LogRecord *record = start_record(HOLES, library->range_count, text,
-                                     length + sizeof note->original, bytes + pages * 2, &size);
-    if (record == NULL) return NULL;
-    record->file_size = note->original_size;
-    record->path_length = (uint32_t)length;
-    LogRange *ranges = (LogRange *)(record + 1);
-    for (size_t i = 0; i < library->range_count; i++) {
-        const Range *range = &library->ranges[i];
-        uint64_t offset = holes_of(note)[i].offset;
-        ranges[i] = (LogRange){offset, offset + range->end - range->start};
-    }
-    library->bits = (atomic_uchar *)((uint8_t *)record + record->bits_offset);
+    if (!begin_record(library, HOLES, text, length + sizeof note->original, bytes + pages * 2))
+        return false;
+    library->record->file_size = note->original_size;
+    library->record->path_length = (uint32_t)length;
     library->firsts = (atomic_ushort *)((uint8_t *)library->bits + bytes);
-    publish(record, size);
-    return record;
+    publish(library->record);
+    return true;
 }
 
 static Library *watch_holes(const struct link_map *map, const Note *note) {
@@ -141,12 +138,11 @@ static Library *watch_holes(const struct link_map *map, const Note *note) {
             const Hole *hole = &holes_of(note)[i];
             ranges[i] = (Range){library->base + hole->start,
                                 library->base + (hole->constants ? hole->start : hole->end),
-                                (int)hole->protection, 0};
+                                (int)hole->protection, 0, hole->offset};
         }
         size_t pages = number_pages(library);
-        library->record = add_holes(library, note, pages);
-        if (library->record != NULL) {
-            show_to_handler(library);
+        if (add_holes(library, note, pages)) {
+            atomic_store(&library->watched, true); /* the handler finds it now */
             if (armed.data != NULL)
                 hide_by_mprotect(library);
             else

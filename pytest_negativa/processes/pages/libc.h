@@ -44,38 +44,25 @@ typedef uintptr_t Word;
     }                                         \
     WRAP(name)
 
+/* The row of a library's dynamic section; NULL: it has none. */
+static const ElfW(Dyn) *find_tag(const struct link_map *map, ElfW(Sxword) tag) {
+    for (const ElfW(Dyn) *row = map->l_ld; row != NULL && row->d_tag != DT_NULL; row++)
+        if (row->d_tag == tag) return row;
+    return NULL;
+}
+
+/* Its value, or 0. To addresses glibc has added l_addr (elf_get_dynamic_info of its elf/dl-load.c).
+ */
+static uintptr_t tag_value(const struct link_map *map, ElfW(Sxword) tag) {
+    const ElfW(Dyn) *row = find_tag(map, tag);
+    return row == NULL ? 0 : row->d_un.d_val;
+}
+
 typedef struct {
     ElfW(Sym) *symbols;
     const char *names;
     const uint32_t *hash; /* of DT_GNU_HASH */
 } Tables;
-
-/* glibc has added l_addr to these values, see elf_get_dynamic_info of its elf/dl-load.c. */
-static Tables tables_of(const struct link_map *map) {
-    Tables tables = {0};
-    for (const ElfW(Dyn) *d = map->l_ld; d != NULL && d->d_tag != DT_NULL; d++) {
-        if (d->d_tag == DT_SYMTAB) tables.symbols = (ElfW(Sym) *)d->d_un.d_ptr;
-        if (d->d_tag == DT_STRTAB) tables.names = (const char *)d->d_un.d_ptr;
-        if (d->d_tag == DT_GNU_HASH) tables.hash = (const uint32_t *)d->d_un.d_ptr;
-    }
-    return tables;
-}
-
-static int protection_of_flags(uint32_t flags) {
-    return (flags & PF_R ? PROT_READ : 0) | (flags & PF_W ? PROT_WRITE : 0) |
-           (flags & PF_X ? PROT_EXEC : 0);
-}
-
-/* How the segment of an address is mapped. libc's first segment holds its headers. */
-static int protection_at(const struct link_map *map, uintptr_t address) {
-    const ElfW(Ehdr) *head = (const ElfW(Ehdr) *)map->l_addr;
-    const ElfW(Phdr) *segment = (const ElfW(Phdr) *)(map->l_addr + head->e_phoff);
-    for (unsigned i = 0; i < head->e_phnum; i++, segment++)
-        if (segment->p_type == PT_LOAD &&
-            address - map->l_addr - segment->p_vaddr < segment->p_memsz)
-            return protection_of_flags(segment->p_flags);
-    return PROT_READ;
-}
 
 /* Gives `ours` as the value of each version of a symbol; the value before goes to `real`.
  * The table: https://sourceware.org/gnu-gabi/program-loading-and-dynamic-linking.txt */
@@ -96,11 +83,11 @@ static bool replace_symbol(const struct link_map *map, Tables tables, const char
             continue;
         uintptr_t start = (uintptr_t)symbol & ~(uintptr_t)4095;
         size_t size = ((uintptr_t)(symbol + 1) - start + 4095) & ~(size_t)4095;
-        int protection = protection_at(map, start);
-        if (mprotect((void *)start, size, protection | PROT_WRITE) != 0) return false;
+        if (mprotect((void *)start, size, PROT_READ | PROT_WRITE) != 0) return false;
         if (*real == NULL) *real = (void *)(map->l_addr + symbol->st_value);
         symbol->st_value = (uintptr_t)ours - map->l_addr;
-        mprotect((void *)start, size, protection);
+        /* Tables alone: libc has many pages of them, and its code lies far behind. */
+        mprotect((void *)start, size, PROT_READ);
         replaced = true;
     } while ((chain[i++ - first] & 1) == 0);
     return replaced;
@@ -109,7 +96,9 @@ static bool replace_symbol(const struct link_map *map, Tables tables, const char
 /* Gives the program our functions; call it with the link map of libc. False: a function that
  * each libc has is not there or can't be replaced. */
 static bool wrap_libc(const struct link_map *libc) {
-    Tables tables = tables_of(libc);
+    Tables tables = {(ElfW(Sym) *)tag_value(libc, DT_SYMTAB),
+                     (const char *)tag_value(libc, DT_STRTAB),
+                     (const uint32_t *)tag_value(libc, DT_GNU_HASH)};
     bool replaced = tables.symbols != NULL && tables.names != NULL && tables.hash != NULL;
     for (const Wrapper *row = __start_wrappers; replaced && row < __stop_wrappers; row++)
         replaced = replace_symbol(libc, tables, row->name, row->ours, row->real) ||

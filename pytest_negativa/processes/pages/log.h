@@ -18,8 +18,6 @@ enum {
     PAGE = 4096,
     CHUNK = 64 << 10, /* the log grows by so much, and by as much as it has: each is a mapping */
     MAX_GROWTH = 1 << 20,
-    OFFERED = 8, /* logs that later processes look into */
-    LOG_NAME = 64,
     STARTS = 9, /* programs that are started unwatched */
     START_LENGTH = 384,
 };
@@ -31,6 +29,14 @@ typedef struct {
     uint64_t start, end; /* whole pages: addresses of the ELF file; holes: offsets in the original;
                           * GPU code: in the file */
 } LogRange;
+
+/* Pages of a library that are watched. */
+typedef struct {
+    uintptr_t start, end;
+    int protection;
+    uint64_t first;  /* the page's bit */
+    uint64_t logged; /* the start of its LogRange */
+} Range;
 
 typedef struct {
     uint32_t size, kind; /* of the record; the size comes last, so that a torn record has none */
@@ -52,9 +58,7 @@ static Own *own_;
 
 /* The file `lost`, which all processes share. */
 typedef struct {
-    atomic_uint lost; /* libraries without a record */
-    atomic_uint offered;
-    char names[OFFERED][LOG_NAME];     /* of logs; the first byte comes last */
+    atomic_uint lost;                  /* libraries without a record */
     atomic_uint started;               /* how many programs were started unwatched */
     char starts[STARTS][START_LENGTH]; /* path, line feed, words */
 } Shared;
@@ -142,36 +146,34 @@ static bool grow(size_t size) {
     return true;
 }
 
-/* Room for a record, zeroed; NULL if there is none. Records don't cross chunks. */
-static LogRecord *add_record(size_t size) {
+static size_t align8(size_t size) { return (size + 7) & ~(size_t)7; }
+
+/* A record of ranges, a text, and room for bits, zeroed, which come last; NULL: there is no room.
+ * Records don't cross chunks. */
+static LogRecord *start_record(uint32_t kind, const Range *ranges, size_t count, const char *text,
+                               size_t length, size_t bit_bytes) {
+    size_t bits = sizeof(LogRecord) + count * sizeof(LogRange) + align8(length);
+    size_t size = align8(bits + bit_bytes);
     if (log_.chunk_size - log_.used < size && !grow(size)) return NULL;
     LogRecord *record = (LogRecord *)(log_.chunk + log_.used);
     /* Somebody may have truncated the file. */
     if (!is_readable((uintptr_t)record, size)) return NULL;
     log_.used += size;
-    return record;
-}
-
-static size_t align8(size_t size) { return (size + 7) & ~(size_t)7; }
-
-/* A record with room for its ranges, a text, and bits, which come last; NULL: there is no room. */
-static LogRecord *start_record(uint32_t kind, size_t ranges, const char *text, size_t length,
-                               size_t bit_bytes, size_t *size) {
-    size_t bits = sizeof(LogRecord) + ranges * sizeof(LogRange) + align8(length);
-    *size = align8(bits + bit_bytes);
-    LogRecord *record = add_record(*size);
-    if (record == NULL) return NULL;
     record->kind = kind;
-    record->range_count = (uint32_t)ranges;
+    record->range_count = (uint32_t)count;
     record->path_length = (uint32_t)length;
     record->bits_offset = (uint32_t)bits;
-    memcpy((LogRange *)(record + 1) + ranges, text, length);
+    LogRange *to = (LogRange *)(record + 1);
+    for (const Range *range = ranges; range < ranges + count; range++)
+        *to++ = (LogRange){range->logged, range->logged + range->end - range->start};
+    memcpy(to, text, length);
     return record;
 }
 
-static void publish(LogRecord *record, size_t size) {
+/* Gives the record that was started last its size. */
+static void publish(LogRecord *record) {
     atomic_thread_fence(memory_order_release);
-    *(volatile uint32_t *)&record->size = (uint32_t)size;
+    *(volatile uint32_t *)&record->size = (uint32_t)(log_.chunk + log_.used - (uint8_t *)record);
 }
 
 /* A forked child shares its parent's records and bits. What it loads goes to a log of its own. */
@@ -183,19 +185,17 @@ static bool start_log(void) {
     log_.length = log_.used = log_.chunk_size = 0;
     ssize_t length = readlink("/proc/self/exe", executable, sizeof executable);
     if (length < 0) length = 0;
-    size_t size;
-    LogRecord *record = start_record(PROCESS, 0, executable, (size_t)length, 0, &size);
+    LogRecord *record = start_record(PROCESS, NULL, 0, executable, (size_t)length, 0);
     if (record == NULL) return false;
     record->inode = (uint64_t)pid;
     record->modified_ns = (int64_t)clock_ns(CLOCK_REALTIME);
-    publish(record, size);
+    publish(record);
     return true;
 }
 
 static void open_shared(void) {
     static char path[PATH_MAX + 8];
-    strcpy(path, log_.folder);
-    strcat(path, "/lost");
+    snprintf(path, sizeof path, "%s/lost", log_.folder);
     int fd = open_file(path, O_RDWR, 0);
     if (fd < 0) return;
     struct statx status;
@@ -204,18 +204,4 @@ static void open_shared(void) {
         if (memory != MAP_FAILED) log_.shared = memory;
     }
     close_file(fd);
-}
-
-/* Lets later processes look into this one's log. */
-static void offer_log(void) {
-    static bool offered;
-    if (offered || log_.shared == NULL || atomic_load(&log_.shared->offered) >= OFFERED) return;
-    offered = true;
-    const char *name = strrchr(log_.path, '/') + 1;
-    unsigned place = atomic_fetch_add(&log_.shared->offered, 1);
-    if (place >= OFFERED || strlen(name) >= LOG_NAME) return;
-    volatile char *to = log_.shared->names[place];
-    for (size_t i = 1; name[i] != 0; i++) to[i] = name[i];
-    atomic_thread_fence(memory_order_release);
-    to[0] = name[0];
 }

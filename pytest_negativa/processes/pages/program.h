@@ -38,9 +38,8 @@ static void before_prctl(int option) {
     if (option != PR_SET_NO_NEW_PRIVS && option != PR_SET_SECCOMP && option != SET_MDWE) return;
     lock();
     without_guards = true;
-    for (size_t i = 0, count = atomic_load(&library_count); i < count; i++) {
-        Library *library = library_at(i);
-        if (!atomic_load(&library->watched)) continue;
+    Library *library;
+    for (size_t i = 0; (library = next_watched(&i, 0, UINTPTR_MAX)) != NULL;) {
         bool of_holes = library->record->kind == HOLES;
         if (!of_holes && !atomic_load(&library->guarded)) continue;
         atomic_store(&library->switched, true);
@@ -56,13 +55,10 @@ FORWARD(prctl, before_prctl((int)a))
 
 /* The protection of sealed memory stays as it is; guards can be removed all the same. */
 static void before_seal(uintptr_t start, size_t size) {
+    Library *library;
     lock();
-    for (size_t i = 0, count = atomic_load(&library_count); i < count; i++) {
-        Library *library = library_at(i);
-        if (atomic_load(&library->watched) && !atomic_load(&library->guarded) &&
-            start < library->high && library->low < start + size)
-            give_up(library);
-    }
+    for (size_t i = 0; (library = next_watched(&i, start, start + size)) != NULL;)
+        if (!atomic_load(&library->guarded)) give_up(library);
     unlock();
 }
 

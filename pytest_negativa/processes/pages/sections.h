@@ -66,8 +66,8 @@ static bool is_constant(const ElfW(Shdr) *section, const char *name) {
     return strncmp(name, "rodata", 6) == 0 || strncmp(name, "data", 4) == 0;
 }
 
-/* The segment that holds the addresses; NULL if none does, or if the loader protects them later,
- * which matters to what is armed. */
+/* The segment that holds the addresses. NULL: none does, or the loader protects them later, which
+ * matters to what is armed, or the program may write them: CPU code is never written. */
 static const ElfW(Phdr) *segment_of(uint64_t start, uint64_t end, uint32_t kind) {
     const ElfW(Phdr) *found = NULL;
     for (unsigned i = 0; i < elf.head.e_phnum; i++) {
@@ -79,21 +79,23 @@ static const ElfW(Phdr) *segment_of(uint64_t start, uint64_t end, uint32_t kind)
             end <= p->p_vaddr + p->p_filesz)
             found = p;
     }
-    return found;
+    return found != NULL && kind == LIBRARY && found->p_flags & PF_W ? NULL : found;
 }
 
-/* How a segment is mapped; -1 if its pages are not watched: CPU code is never written. */
-static int protection_of(const ElfW(Phdr) *segment, uint32_t kind) {
-    if (segment == NULL || (kind == LIBRARY && segment->p_flags & PF_W)) return -1;
-    return protection_of_flags(segment->p_flags);
+static int protection_of_flags(uint32_t flags) {
+    return (flags & PF_R ? PROT_READ : 0) | (flags & PF_W ? PROT_WRITE : 0) |
+           (flags & PF_X ? PROT_EXEC : 0);
 }
 
 /* Adds the whole pages between two addresses of the ELF file. */
-static void add_range(Range *ranges, size_t *count, uint64_t start, uint64_t end, int protection) {
+static void add_range(Range *ranges, size_t *count, uint64_t start, uint64_t end,
+                      const ElfW(Phdr) *segment, uint32_t kind) {
     start = (start + PAGE - 1) & ~(uint64_t)(PAGE - 1);
     end &= ~(uint64_t)(PAGE - 1);
-    if (start >= end || protection < 0 || *count == MAX_RANGES) return;
-    ranges[(*count)++] = (Range){start, end, protection, 0};
+    if (start >= end || segment == NULL || *count == MAX_RANGES) return;
+    uint64_t moved = kind == GPU_CODE ? segment->p_vaddr - segment->p_offset : 0;
+    ranges[(*count)++] =
+        (Range){start, end, protection_of_flags(segment->p_flags), 0, start - moved};
 }
 
 /* Where the loader has put bytes of the file, if the file is the one that was mapped; else NULL. */
@@ -148,30 +150,23 @@ static bool is_of_kind(int fd, const ElfW(Shdr) *section, const char *name, uint
  * count as one. False: too many. */
 static bool find_ranges(int fd, uint32_t kind, Range *ranges, size_t *count) {
     uint64_t start = 0, end = 0;
-    int protection = -1;
+    const ElfW(Phdr) *last = NULL;
     for (unsigned i = 0; i < elf.head.e_shnum; i++) {
         const ElfW(Shdr) *s = &elf.sections[i];
         if (s->sh_name >= elf.sections[elf.head.e_shstrndx].sh_size) continue;
         /* The kernel reads the code of restartable sequences without a signal: rseq(2). */
         if (kind == LIBRARY && strcmp(elf.names + s->sh_name, "__rseq_cs") == 0) return false;
         if (!is_of_kind(fd, s, elf.names + s->sh_name, kind)) continue;
-        int own = protection_of(segment_of(s->sh_addr, s->sh_addr + s->sh_size, kind), kind);
-        if (own != protection || s->sh_addr < end || s->sh_addr - end >= 64) {
-            add_range(ranges, count, start, end, protection);
+        const ElfW(Phdr) *segment = segment_of(s->sh_addr, s->sh_addr + s->sh_size, kind);
+        if (segment != last || s->sh_addr < end || s->sh_addr - end >= 64) {
+            add_range(ranges, count, start, end, last, kind);
             start = s->sh_addr;
-            protection = own;
+            last = segment;
         }
         end = s->sh_addr + s->sh_size;
     }
-    add_range(ranges, count, start, end, protection);
+    add_range(ranges, count, start, end, last, kind);
     return *count < MAX_RANGES;
-}
-
-static bool relocates_code(const struct link_map *map) {
-    for (const ElfW(Dyn) *d = map->l_ld; d->d_tag != DT_NULL; d++)
-        if (d->d_tag == DT_TEXTREL || (d->d_tag == DT_FLAGS && (d->d_un.d_val & DF_TEXTREL)))
-            return true;
-    return false;
 }
 
 /* Of an open file, whose `path` is empty; or by its path from AT_FDCWD. */

@@ -22,17 +22,10 @@ enum {
 };
 
 typedef struct {
-    uintptr_t start, end;
-    int protection;
-    uint64_t first; /* the page's bit */
-} Range;
-
-typedef struct {
     atomic_bool watched;
     atomic_bool kept;     /* stays accessible: no more touches are known */
     atomic_bool guarded;  /* by guard pages, not by mprotect */
     atomic_bool switched; /* from guard pages to mprotect: some may be left for a moment */
-    size_t index;
     uintptr_t base, low, high;
     size_t range_count;
     Range *ranges, own_ranges[MAX_RANGES]; /* holes are mapped, for there may be more */
@@ -45,12 +38,10 @@ typedef struct {
     atomic_uchar *open;
 } Library;
 
-typedef struct {
-    const uint8_t *data;
+static struct {
+    const uint8_t *data; /* NULL: none */
     size_t size;
-} Records;
-
-static Records armed; /* which removed code is watched, see holes.h */
+} armed; /* which removed code is watched, see holes.h */
 
 /* Mapped when a library needs one, as a program may lock all of its memory (mlockall). */
 static Library *blocks[(MAX_LIBRARIES + BLOCK - 1) / BLOCK];

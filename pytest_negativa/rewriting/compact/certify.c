@@ -54,6 +54,7 @@ typedef struct {
     Elf64_Dyn *dynamic; /* rows before DT_NULL */
     Elf64_Phdr *dynamic_segment;
     size_t load_count, other_count, section_count, dynamic_count;
+    uint64_t alignment; /* the largest of loads */
 } Elf;
 
 typedef struct {
@@ -157,10 +158,12 @@ static Range *range_behind(const Ranges *ranges, uint64_t place) {
 
 /* ---- SHA-256 ---- */
 
-static void sha_of(const void *data, uint64_t size, char hex[65]) {
+static bool has_digest(const void *data, uint64_t size, const char *wanted) {
+    char hex[65];
     Sha sha = sha_start();
     sha_add(&sha, data, size);
     sha_hex(&sha, hex);
+    return strcmp(hex, wanted) == 0;
 }
 
 /* ---- ELF ---- */
@@ -263,6 +266,7 @@ static void read_segments(Elf *elf) {
         if (!row->p_memsz) continue;
         end = row->p_vaddr + row->p_memsz;
         elf->loads[elf->load_count++] = *row;
+        if (row->p_align > elf->alignment) elf->alignment = row->p_align;
     }
     free(rows);
 }
@@ -285,8 +289,8 @@ static void read_elf(Elf *elf) {
     const uint8_t *rows = segment ? bytes_at(elf, segment->p_vaddr, segment->p_filesz) : NULL;
     if (!rows) fail("%s: has no dynamic section that is loaded", elf->file.path);
     size_t count = segment->p_filesz / sizeof(Elf64_Dyn);
-    elf->dynamic = room_for(count, sizeof(Elf64_Dyn));
-    memcpy(elf->dynamic, rows, count * sizeof(Elf64_Dyn));
+    elf->dynamic =
+        rows_of(elf, (uint64_t)(rows - elf->file.data), count, sizeof(Elf64_Dyn), "rows");
     while (elf->dynamic_count < count && elf->dynamic[elf->dynamic_count].d_tag != DT_NULL)
         elf->dynamic_count++;
     if (elf->dynamic_count == count) fail("%s: its dynamic section has no end", elf->file.path);
@@ -412,13 +416,6 @@ static void check_image(void) {
         fail("it has other addresses than the original");
 }
 
-static uint64_t largest_alignment(const Elf *elf) {
-    uint64_t largest = 0;
-    for (size_t i = 0; i < elf->load_count; i++)
-        if (elf->loads[i].p_align > largest) largest = elf->loads[i].p_align;
-    return largest;
-}
-
 static void check_headers(void) {
     Elf64_Ehdr wanted = original.header;
     const Elf64_Ehdr *now = &slim.header;
@@ -440,8 +437,7 @@ static void check_headers(void) {
             start < mapped)
             fail("its program headers share a page with the PT_LOAD at %#" PRIx64, load->p_vaddr);
     }
-    if (largest_alignment(&original) != largest_alignment(&slim))
-        fail("its load address is aligned to another size");
+    if (original.alignment != slim.alignment) fail("its load address is aligned to another size");
     for (size_t i = 0; i < original.other_count; i++) {
         const Elf64_Phdr *was = &original.others[i];
         Elf64_Phdr is = i < slim.other_count ? slim.others[i] : (Elf64_Phdr){0};
@@ -813,9 +809,7 @@ static void check_added(void) {
     memcpy(&has, stub, sizeof has);
     if (memcmp(&has, &wanted, sizeof has) != 0 || place != size)
         fail("the parameters of the code that maps its spare are damaged");
-    char digest[65];
-    sha_of(stub + PARAMETERS, PAGE - PARAMETERS, digest);
-    if (strcmp(digest, STUB_SHA256) != 0)
+    if (!has_digest(stub + PARAMETERS, PAGE - PARAMETERS, STUB_SHA256))
         fail("the code that maps its spare is not that of this release");
 }
 
@@ -873,12 +867,10 @@ static void check_region(const Range *region) {
 /* Kernels were taken out of a cubin: the library has what its maker declared, which is not
  * certified. */
 static void check_trimmed(const Range *row) {
-    char digest[65];
     uint64_t size = row->end - row->start;
     if (!within(row->start, size, original.file.size)) fail("a trimmed cubin leaves the original");
     read_slim(row->start, original.file.data + row->start, size);
-    sha_of(original.file.data + row->start, size, digest);
-    if (strcmp(digest, row->digest) != 0)
+    if (!has_digest(original.file.data + row->start, size, row->digest))
         fail("the trimmed cubin at offset %#" PRIx64 " is another one", row->start);
     trimmed += size;
 }
@@ -914,15 +906,14 @@ static void find_gone(void) {
 /* ---- The program ---- */
 
 static void certify_cut(const char *sha256) {
-    char wanted[65], known[65];
+    char wanted[65];
     read_note();
     if (!spare.path) fail("it has a spare, which is not given");
     bool is_given = original.file.path != NULL, is_known = is_given && *sha256;
     if (!is_given) check_spare();
-    sha_of(original.file.data, is_known ? 0 : original.file.size, known);
     to_hex(note.original, sizeof note.original, wanted);
-    if (original.file.size != note.original_size || (!is_known && strcmp(wanted, known) != 0) ||
-        (*sha256 && strcmp(wanted, sha256) != 0))
+    if (original.file.size != note.original_size || (*sha256 && strcmp(wanted, sha256) != 0) ||
+        !(is_known || has_digest(original.file.data, original.file.size, wanted)))
         fail("it is not of this original");
     read_elf(&original);
     if (original.header.e_machine != EM_X86_64 || slim.load_count <= ADDED)

@@ -14,21 +14,19 @@ static long context_id(void) {
     Text line = {0};
     text_format(&line, "{\"record\":\"context\",\"id\":%ld,\"context\":", id);
     text_bytes(&line, current_context.data, current_context.length);
-    text_format(&line, ",\"time_ns\":%lld}", now_ns());
+    text_format(&line, ",\"time_ns\":%lld", now_ns());
     write_line(&line);
     text_put(&contexts, &current_context, id);
     return id;
 }
 
-static void set_context(const char *phase, const char *nodeid, size_t nodeid_size,
-                        const char *detail) {
+static void set_context(const char *phase, const char *nodeid, size_t nodeid_size) {
     current_context.length = 0;
     text_format(&current_context, "{\"phase\":\"%s\"", phase);
     if (nodeid != NULL) {
         text_string(&current_context, ",\"nodeid\":");
         text_json(&current_context, nodeid, nodeid_size);
     }
-    if (detail != NULL) text_field(&current_context, "detail", detail);
     text_string(&current_context, "}");
 }
 
@@ -40,11 +38,11 @@ static void set_context_from_environment(void) {
     for (int i = 0; open != NULL && open > test && open[-1] == ' ' && i < 3; i++) {
         size_t length = strlen(phases[i]);
         if (strncmp(open + 1, phases[i], length) == 0 && strcmp(open + 1 + length, ")") == 0) {
-            set_context(phases[i], test, (size_t)(open - 1 - test), NULL);
+            set_context(phases[i], test, (size_t)(open - 1 - test));
             return;
         }
     }
-    set_context("process", NULL, 0, NULL);
+    set_context("process", NULL, 0);
 }
 
 static Table seen; /* records without their context */
@@ -59,10 +57,10 @@ static bool is_new(Text *line) {
     return true;
 }
 
-/* Writes a record, which lacks its end, and where it was first. */
+/* Writes a record, and where it was first. */
 static void write_once(Text *line) {
     if (!is_new(line)) return;
-    text_format(line, ",\"context\":%ld}", context_id());
+    text_format(line, ",\"context\":%ld", context_id());
     write_line(line);
 }
 
@@ -71,6 +69,6 @@ static void write_warning(const char *code, const char *text, bool incomplete) {
     text_string(&line, "{\"record\":\"warning\"");
     text_field(&line, "code", code);
     text_field(&line, "text", text);
-    text_string(&line, incomplete ? ",\"incomplete\":true}" : "}");
+    if (incomplete) text_string(&line, ",\"incomplete\":true");
     if (is_new(&line)) write_line(&line);
 }

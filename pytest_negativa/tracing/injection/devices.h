@@ -62,7 +62,7 @@ static void record_devices(void) {
             text_format(&line, "%s%02x", k == 4 || k == 6 || k == 8 || k == 10 ? "-" : "", uuid[k]);
         text_format(&line, "\",\"cuda_version\":%d", version);
         if (*release) text_field(&line, "driver_version", release);
-        text_string(&line, "}}");
+        text_string(&line, "}");
         write_line(&line);
     }
     if (mode_of != NULL && mode_of(&mode) == 0 && mode == 1)

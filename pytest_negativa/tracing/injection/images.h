@@ -35,18 +35,10 @@ static void place_image(Image *image, const char *form, uint64_t address, uint64
     }
 }
 
-static uint16_t half(const unsigned char *p) { return (uint16_t)(p[0] | p[1] << 8); }
-
-static uint64_t word(const unsigned char *p) {
-    uint64_t value;
-    memcpy(&value, p, sizeof value);
-    return value;
-}
-
 /* Up to the end of the last table or section. */
-static uint64_t cubin_size(uint64_t address, const unsigned char *head) {
-    uint64_t programs = word(head + 32) + (uint64_t)half(head + 54) * half(head + 56);
-    uint64_t table = word(head + 40), entry = half(head + 58), count = half(head + 60);
+static uint64_t cubin_size(uint64_t address, const Elf64_Ehdr *head) {
+    uint64_t programs = head->e_phoff + (uint64_t)head->e_phentsize * head->e_phnum;
+    uint64_t table = head->e_shoff, entry = head->e_shentsize, count = head->e_shnum;
     uint64_t size = table + entry * count;
     if (programs > size) size = programs;
     Elf64_Shdr section;
@@ -61,12 +53,19 @@ static uint64_t cubin_size(uint64_t address, const unsigned char *head) {
 
 /* `size` 0: not known */
 static void resolve_bare(Image *image, uint64_t address, uint64_t size) {
-    unsigned char head[64];
-    size_t got = read_memory(address, head, sizeof head);
-    if (got >= 16 && memcmp(head, &FATBIN_MAGIC, 4) == 0) {
-        place_image(image, "fatbin", address, half(head + 6) + word(head + 8));
-    } else if (got == sizeof head && memcmp(head, ELFMAG, SELFMAG) == 0) {
-        place_image(image, "cubin", address, cubin_size(address, head));
+    union {
+        Elf64_Ehdr elf;
+        struct {
+            uint32_t magic;
+            uint16_t version, size;
+            uint64_t rest;
+        } fatbin;
+    } head;
+    size_t got = read_memory(address, &head, sizeof head);
+    if (got >= sizeof head.fatbin && head.fatbin.magic == FATBIN_MAGIC) {
+        place_image(image, "fatbin", address, head.fatbin.size + head.fatbin.rest);
+    } else if (got == sizeof head && memcmp(&head, ELFMAG, SELFMAG) == 0) {
+        place_image(image, "cubin", address, cubin_size(address, &head.elf));
     } else if (size != 0) {
         /* The size of PTX may count its NUL; without it, it is known from elsewhere. */
         uint64_t text = size;

@@ -166,7 +166,6 @@ static void write_launches(void) {
             write_range(&line, row->range);
             text_string(&line, "]");
         }
-        text_string(&line, "}");
         write_line(&line);
         row->count = row->gpu_ns = 0;
     }

@@ -65,7 +65,7 @@ static void write_library(long id, const char *path, size_t length, bool there) 
         if (package_path != NULL) text_field(&line, "package_path", package_path);
     }
     if (fd >= 0) close(fd);
-    text_string(&line, "}}");
+    text_string(&line, "}");
     write_line(&line);
 }
 

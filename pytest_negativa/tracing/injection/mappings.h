@@ -19,19 +19,6 @@ static int note_generation(struct dl_phdr_info *info, size_t size, void *data) {
     return 1;
 }
 
-static void unescape(char *path) {
-    char *out = path;
-    for (char *in = path; *in; out++) {
-        if (in[0] == '\\' && in[1] >= '0' && in[1] <= '3' && in[2] && in[3]) {
-            *out = (char)((in[1] - '0') * 64 + (in[2] - '0') * 8 + (in[3] - '0'));
-            in += 4;
-        } else {
-            *out = *in++;
-        }
-    }
-    *out = 0;
-}
-
 static bool starts_with(const char *text, const char *start) {
     return strncmp(text, start, strlen(start)) == 0;
 }
@@ -75,8 +62,7 @@ static bool read_mappings(void) {
     char *line = maps_text.data;
     for (char *end; count < lines && (end = strchr(line, '\n')) != NULL; line = end + 1) {
         *end = 0;
-        if (parse_mapping(line, &bigger[count]) && bigger[count].path[0] == '/')
-            unescape(bigger[count++].path);
+        if (parse_mapping(line, &bigger[count]) && bigger[count].path[0] == '/') count++;
     }
     /* What the loader mapped has a part with code. Parts of one file lie side by side. */
     for (size_t i = 0, j; i < count; i = j) {

@@ -47,7 +47,6 @@ static long record_image(const char *call, uint64_t handle, Image *image) {
             text_bytes(&line, image->prelinked.data, image->prelinked.length);
             text_string(&line, "]");
         }
-        text_string(&line, "}");
         write_line(&line);
         if (key.length) text_put(&images, &key, id);
     }

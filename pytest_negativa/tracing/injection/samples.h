@@ -21,7 +21,6 @@ static void pause_trace(const char *reason) {
         text_format(&line, "{\"record\":\"gap\",\"id\":%ld,\"context\":%ld,\"time_ns\":%lld",
                     open_gap, context, now_ns());
         text_field(&line, "why", reason);
-        text_string(&line, "}");
         write_line(&line);
     }
     pthread_mutex_unlock(&lock);

@@ -114,8 +114,9 @@ static bool take_lock(void) {
     return taken;
 }
 
+/* Writes a record, which lacks its last brace. */
 static void write_line(Text *line) {
-    text_string(line, "\n");
+    text_string(line, "}\n");
     struct stat status;
     char problem[128];
     if (trace_fd < 0) {
