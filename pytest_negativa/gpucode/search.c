@@ -1,7 +1,7 @@
 /* The searches through whole sections and unpacked text; loaded by search.py.
  *
  * They look at 16 bytes at a time: for containers seven times as fast as memmem(3) for each magic
- * number, for declarations three times as fast as a regular expression, which is tried at every
+ * number, for kernels in PTX three times as fast as a regular expression, which is tried at every
  * dot.
  */
 
@@ -98,25 +98,17 @@ EXPORT ssize_t negativa_find_container(const uint8_t *data, size_t size, size_t 
     return find(data, size, from, may_be_container, is_container);
 }
 
-/* Whether it begins with a directive and white space, as Python's \s. */
-static inline bool is_directive(const uint8_t *text, size_t left, const char *word, size_t length) {
-    return left > length && starts(text, left, word, length) &&
-           (text[length] == ' ' || (text[length] >= '\t' && text[length] <= '\r'));
+/* Whether the directive and white space, as Python's \s, begin here. */
+static inline bool is_entry(const uint8_t *text, size_t left) {
+    return left > 6 && starts(text, left, ".entry", 6) &&
+           (text[6] == ' ' || (text[6] >= '\t' && text[6] <= '\r'));
 }
 
-static inline bool is_declaration(const uint8_t *text, size_t left) {
-    return is_directive(text, left, ".entry", 6) || is_directive(text, left, ".func", 5) ||
-           is_directive(text, left, ".global", 7) || is_directive(text, left, ".const", 6);
+static inline block may_be_entry(const uint8_t *text) {
+    return (block)((load(text) == '.') & (load(text + 1) == 'e') & (load(text + 2) == 'n'));
 }
 
-static inline block may_be_declaration(const uint8_t *text) {
-    block second = load(text + 1), third = load(text + 2);
-    return (block)((load(text) == '.') &
-                   (((second == 'e') & (third == 'n')) | ((second == 'f') & (third == 'u')) |
-                    ((second == 'g') & (third == 'l')) | ((second == 'c') & (third == 'o'))));
-}
-
-/* In PTX, the first directive that may declare a function or a variable. */
-EXPORT ssize_t negativa_find_declaration(const uint8_t *text, size_t size, size_t from) {
-    return find(text, size, from, may_be_declaration, is_declaration);
+/* In PTX, the first directive that may declare a kernel. */
+EXPORT ssize_t negativa_find_entry(const uint8_t *text, size_t size, size_t from) {
+    return find(text, size, from, may_be_entry, is_entry);
 }

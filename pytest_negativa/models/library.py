@@ -61,8 +61,7 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
         kernels: entry functions, which a host program can look up and launch.
         device_functions: functions that only other device code reaches.
         externals: functions that it calls and doesn't define (relocatable cubins).
-        global_data: ``__device__`` and ``__managed__`` variables.
-        constant_data: ``__constant__`` variables.
+        data: ``__device__``, ``__managed__`` and ``__constant__`` variables.
         calls: direct calls: caller and callee.
         references: functions that take another's address, or launch it from the device; and it.
         address_taken: functions that a pointer may reach, with their prototypes. These are compared
@@ -77,8 +76,7 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
     kernels: tuple[Function, ...]
     device_functions: tuple[Function, ...]
     externals: tuple[NameIndex, ...] = ()
-    global_data: tuple[NameIndex, ...] = ()
-    constant_data: tuple[NameIndex, ...] = ()
+    data: tuple[NameIndex, ...] = ()
     calls: tuple[Edge, ...] = ()
     references: tuple[Edge, ...] = ()
     address_taken: tuple[Edge, ...] = ()
@@ -92,23 +90,13 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
 
 
 class Ptx(Record, frozen=True, kw_only=True, tag="ptx"):
-    """The declarations of PTX text.
+    """PTX text, as far as its declarations tell.
 
     Attributes:
-        version: of the PTX ISA, as written.
-        target: the arch, as written.
         kernels: entry functions.
-        device_functions: other functions.
-        global_data: variables in global memory.
-        constant_data: variables in constant memory.
     """
 
-    version: str
-    target: str
     kernels: tuple[NameIndex, ...]
-    device_functions: tuple[NameIndex, ...]
-    global_data: tuple[NameIndex, ...] = ()
-    constant_data: tuple[NameIndex, ...] = ()
 
 
 Content = Cubin | Ptx

@@ -23,7 +23,7 @@ from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError, unpack
-from pytest_negativa.gpucode.ptx import DIRECTIVE, find_declarations, parse_ptx
+from pytest_negativa.gpucode.ptx import DIRECTIVE, find_entries, parse_ptx
 from pytest_negativa.gpucode.scan import ALL_MAGICS, REGION_MAGICS
 from pytest_negativa.gpucode.search import Find, any_of, load_search, search_by
 from pytest_negativa.models.library import Compression, Cubin, Element, Ptx, Scope
@@ -132,8 +132,7 @@ def names_in(library_names: tuple[str, ...], cubin: Cubin) -> CubinSpec:
         kernels={n[f.name]: bytes(f.code_size) for f in cubin.kernels},
         device_functions={n[f.name]: bytes(f.code_size) for f in cubin.device_functions},
         externals=[n[i] for i in cubin.externals],
-        global_data=dict.fromkeys((n[i] for i in cubin.global_data), 0),
-        constant_data=dict.fromkeys((n[i] for i in cubin.constant_data), 0),
+        global_data=dict.fromkeys((n[i] for i in cubin.data), 0),
         calls=[(n[a], n[b]) for a, b in cubin.calls],
         references=[(n[a], n[b]) for a, b in cubin.references],
         address_taken=[(n[a], n[b]) for a, b in cubin.address_taken],
@@ -147,8 +146,7 @@ def without_code(spec: CubinSpec) -> CubinSpec:
         kernels={name: bytes(len(code)) for name, code in spec.kernels.items()},
         device_functions={name: bytes(len(c)) for name, c in spec.device_functions.items()},
         externals=spec.externals,
-        global_data=dict.fromkeys(spec.global_data, 0),
-        constant_data=dict.fromkeys(spec.constant_data, 0),
+        global_data=dict.fromkeys((*spec.global_data, *spec.constant_data), 0),
         calls=spec.calls,
         references=spec.references,
         address_taken=spec.address_taken,
@@ -377,10 +375,10 @@ def test_any_text_is_ptx_or_refused(words: list[str]) -> None:
 
 
 @given(st.lists(PTX_WORDS | st.sampled_from("\v\f\r._x")).map("".join))
-def test_both_searches_find_the_same_declarations(text: str) -> None:
+def test_both_searches_find_the_same_entries(text: str) -> None:
     found, expected = (
-        [match.span() for match in find_declarations(text.encode(), search)]
-        for search in (load_search("declaration", DIRECTIVE), search_by(DIRECTIVE))
+        [match.span() for match in find_entries(text.encode(), search)]
+        for search in (load_search("entry", DIRECTIVE), search_by(DIRECTIVE))
     )
     assert found == expected
 

@@ -83,7 +83,7 @@ def cubin_facts(cubin: Cubin, names: tuple[str, ...]) -> Fact:
         "kernels": sorted(names[f.name] for f in cubin.kernels),
         "functions": sorted(names[f.name] for f in cubin.device_functions),
         "undefined_functions": sorted(names[i] for i in cubin.externals),
-        "data": sorted(names[d] for d in (*cubin.global_data, *cubin.constant_data)),
+        "data": sorted(names[d] for d in cubin.data),
     }
 
 
@@ -240,17 +240,17 @@ def test_every_offset_and_field_of_the_golden_library() -> None:
     assert found == expected
 
 
-def test_data_is_told_apart_by_memory() -> None:
+def test_variables_of_all_memory_are_data() -> None:
     library_map = map_of("libglobals.so")
     for element in library_map.iter_code():
         assert isinstance(element.content, Cubin)
         names = library_map.names
-        assert {names[d] for d in element.content.global_data} == {
+        assert {names[d] for d in element.content.data} == {
             "device_counter",
             "device_initialised",
             "managed_value",
+            "constant_table",
         }
-        assert [names[d] for d in element.content.constant_data] == ["constant_table"]
 
 
 def test_suffix_of_a_family_is_stated_by_the_element_alone() -> None:

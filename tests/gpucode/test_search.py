@@ -13,7 +13,7 @@ from pytest_negativa.gpucode.search import load_search
     [
         *(("region", magic) for magic in REGION_MAGICS),
         *(("container", magic) for magic in ALL_MAGICS),
-        *(("declaration", word) for word in (b".entry ", b".func\t", b".global ", b".const ")),
+        *(("entry", word) for word in (b".entry ", b".entry\t")),
     ],
 )
 def test_each_place_is_found(name: str, word: bytes) -> None:

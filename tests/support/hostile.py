@@ -19,7 +19,7 @@ from pytest_negativa.spare.note import MAGIC, NOTE_VERSION
 CBIDS = (18, 19, 20, 21, 22, 23, 24, 26, 190, 241, 363, 364, 365, 382, 383, 678, 679, 680, 681, 682,
          684, 685, 738, 740)  # fmt: skip
 NAMES = (b"", b"k", b"\xff\x80\0", b"\xe0\x80\x80", b"\xf0\x9f\x98", b'"\\\n\x01', b"n" * 5000)
-SEARCHES = ("negativa_find_declaration", "negativa_find_region", "negativa_find_container")
+SEARCHES = ("negativa_find_entry", "negativa_find_region", "negativa_find_container")
 SIZES = (0, 1, 15, 63, 64, 4096, 1 << 20, (1 << 30) + 1, 1 << 40, (1 << 63) + 5, (1 << 64) - 1)
 
 

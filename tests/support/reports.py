@@ -77,7 +77,6 @@ def report(*rows: LibraryRow, **changes: Any) -> RunReport:
         replay=None,
         gpu_used=True,
         libraries=rows,
-        loaded_without_code=0,
         runtime=(),
         not_covered=(),
         warnings=(),
