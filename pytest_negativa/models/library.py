@@ -112,9 +112,8 @@ class Element(Record, frozen=True, kw_only=True):
         stored_size: bytes of the payload in use; the rest of ``payload`` is padding.
         unpacked_size: bytes of the content after decompression.
         kind, arch, compression: see there. For an unknown kind all bytes are kept.
-        kind_number, flags: as in the file.
+        kind_number: as in the file.
         identifier: the name string of the header (the source file, usually), if it has one.
-        options: the compiler options of PTX and LTO-IR, if the header has them.
         content: the content that was read; None if it was not asked for, is unreadable, or of a
             kind that does not tell its kernels, such as LTO-IR.
         unreadable: why the payload can't be read; the element is kept.
@@ -128,9 +127,7 @@ class Element(Record, frozen=True, kw_only=True):
     arch: SmArch
     compression: Compression
     kind_number: NonNegative = 0
-    flags: NonNegative = 0
     identifier: str | None = None
-    options: str | None = None
     content: Content | None = None
     unreadable: str | None = None
     region: NonNegative | None = None
@@ -308,14 +305,12 @@ class LibraryIdentity(LibraryFile, frozen=True, kw_only=True):
     Attributes:
         path, size, build_id, soname: see ``LibraryFile``.
         mtime_ns: modification time, ns since the epoch.
-        machine: ELF machine of the host, e.g. ``EM_X86_64``; empty for a file that is no ELF file.
         file_kind: what the file is.
         sha256: hex digest of the whole file. A plan is for exactly this content. None if it was
             not asked for, if there is no GPU code, or if the file changed while it was read.
     """
 
     mtime_ns: int
-    machine: str
     sha256: str | None = None
     file_kind: FileKind = FileKind.LIBRARY
 
