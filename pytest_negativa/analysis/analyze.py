@@ -146,12 +146,10 @@ class _Analyzer:
         paths = dict.fromkeys((*(u.library.path for u in self._usage.libraries), *self._added))
         unreadable: list[str] = []
         analyzed: list[AnalyzedLibrary] = []
-        without_code = 0
         hashes: set[str] = set()
         waiting: list[tuple[LibraryMap, TracedLibrary, Place]] = []
         for library_map, library in self.map(list(paths), unreadable, workers, on_done):
             if not library_map.sections:
-                without_code += 1
                 continue
             hashes.update(f.digest for f in library_map.iter_frames() if f.digest is not None)
             self._contents.add(library)
@@ -173,7 +171,6 @@ class _Analyzer:
         return Analysis(
             usage=self._contents.usage(),
             libraries=tuple(sorted(analyzed, key=lambda a: a.plan.library.path)),
-            without_code=without_code,
             runtime=find_runtime_code(self._usage, self._located, self._known_images(hashes)),
             unreadable=tuple(sorted(unreadable)),
             warnings=(*unchecked, *self._glob_warnings(analyzed)),

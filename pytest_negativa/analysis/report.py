@@ -261,7 +261,6 @@ def build_report(
         replay=_replay_line(usage),
         gpu_used=any(True for _ in usage.iter_images()),
         libraries=rows_of(analysis.libraries),
-        loaded_without_code=analysis.without_code,
         runtime=analysis.runtime,
         not_covered=(*dict.fromkeys(lack.text for lack in usage.incomplete), *analysis.unreadable),
         warnings=tuple(dict.fromkeys([*(w.text for w in usage.warnings), *analysis.warnings])),

@@ -25,7 +25,6 @@ from pytest_negativa.models.trace import FirstUse, ImageForm, ImageUse, LibraryU
 from pytest_negativa.storage.system import read_head, read_regular
 
 _DRIVER = "CUDA driver"
-_COMPILED_LATER = frozenset((ImageForm.PTX, ImageForm.LINKED))
 
 
 class _CacheFile(NamedTuple):

@@ -31,7 +31,7 @@ from pytest_negativa.storage.maps import decode_map, encode_map
 from pytest_negativa.storage.system import read_regular
 
 # A change in what the reader finds, or in the format, raises it: old entries are not found then.
-_READER_VERSION = 9
+_READER_VERSION = 10
 _SUFFIX = ".map"
 # Bytes of all entries when a cache is opened: above it, those go that were used longest ago.
 _LIMIT = 1 << 30

@@ -124,8 +124,7 @@ def parse_cubin(
         kernels=tuple(tables.kernels),
         device_functions=tuple(tables.device_functions),
         externals=tuple(tables.externals),
-        global_data=tuple(tables.global_data),
-        constant_data=tuple(tables.constant_data),
+        data=tuple(tables.data),
         calls=tuple(tables.calls),
         references=tuple(tables.references),
         address_taken=tuple(tables.address_taken),
@@ -213,8 +212,7 @@ class _Tables:
         self.kernels: list[Function] = []
         self.device_functions: list[Function] = []
         self.externals: list[int] = []
-        self.global_data: list[int] = []
-        self.constant_data: list[int] = []
+        self.data: list[int] = []
         self.calls: list[Edge] = []
         self.references: list[Edge] = []
         self.address_taken: list[Edge] = []
@@ -280,10 +278,8 @@ class _Tables:
                 else:
                     self.device_functions.append(function)
                 continue
-            if section_names.startswith(b".nv.global", sh_name):
-                self.global_data.append(name)
-            elif section_names.startswith(b".nv.constant", sh_name):
-                self.constant_data.append(name)
+            if section_names.startswith((b".nv.global", b".nv.constant"), sh_name):
+                self.data.append(name)
 
     def _sections_of(self, sh_type: int) -> Iterator[int]:
         """The sections of a type. To unpack all 140,000 of libcublas.so would take long."""

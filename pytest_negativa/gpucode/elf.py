@@ -20,10 +20,7 @@ from pytest_negativa.gpucode.elf_tables import (
     EI_DATA,
     ELFCLASS64,
     ELFDATA2LSB,
-    EM_AARCH64,
     EM_CUDA,
-    EM_NONE,
-    EM_X86_64,
     ET_REL,
     PHDR,
     SHDR,
@@ -54,8 +51,6 @@ _READ_RATIO = 64
 MARKER = b".negativa"
 """Name of a section, never loaded, in a slimmed library: JSON about the original."""
 
-# Names of machines and types that are not here have the number.
-_MACHINES = {EM_NONE: "EM_NONE", EM_X86_64: "EM_X86_64", EM_AARCH64: "EM_AARCH64"}
 # n_namesz, n_descsz and n_type of a note, and what stands in front of a build id (gABI, chapter 5).
 # Bytes: PATH_MAX of Linux. A string that ends is read in steps of this size.
 _STRING_STEP = 4096
@@ -82,7 +77,6 @@ class HostElf(NamedTuple):
     """The facts about a library apart from its GPU code.
 
     Attributes:
-        machine: name of its ELF machine, e.g. ``EM_X86_64``.
         build_id: hex of the GNU build id, if it has one.
         soname: ``DT_SONAME``, if it has one.
         sections: allocated sections with bytes in the file.
@@ -93,7 +87,6 @@ class HostElf(NamedTuple):
         faults: why members of an archive can't be read, with their file offsets.
     """
 
-    machine: str
     build_id: str | None
     soname: str | None
     sections: tuple[HostSection, ...]
@@ -230,7 +223,6 @@ def _read(header: ElfHeader, tables: _Tables) -> HostElf:
         sections.append(_host_section(row, name))
     _check_overlap(tables.source, sections)
     return HostElf(
-        machine=_MACHINES.get(header.e_machine, str(header.e_machine)),
         build_id=build_id,
         soname=soname,
         sections=tuple(sections),

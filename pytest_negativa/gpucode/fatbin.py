@@ -182,7 +182,7 @@ def _parse_element(source: Readable, offset: int, end: int, region: int) -> Elem
         header_size,
         size,
         compressed_size,
-        options_offset,
+        _options_offset,
         _minor,
         _major,
         arch_number,
@@ -208,12 +208,9 @@ def _parse_element(source: Readable, offset: int, end: int, region: int) -> Elem
     packed = compression is not Compression.NONE
     if packed and unreadable is None and compressed_size > size:
         unreadable = f"compressed size {compressed_size:#x} exceeds the payload's {size:#x} bytes"
-    identifier = options = None
-    if header_size > ELEMENT_HEADER.size and (name_length or options_offset):
-        texts = source.read(offset, header_size)
-        identifier = _header_text(texts, name_offset, name_length)
-        if options_offset and kind is not ElementKind.CUBIN:
-            options = _header_options(texts, options_offset)
+    identifier = None
+    if header_size > ELEMENT_HEADER.size and name_length:
+        identifier = _header_text(source.read(offset, header_size), name_offset, name_length)
     return Element(
         region=region,
         header_offset=offset,
@@ -224,9 +221,7 @@ def _parse_element(source: Readable, offset: int, end: int, region: int) -> Elem
         arch=arch,
         compression=compression,
         kind_number=kind_number,
-        flags=flags,
         identifier=identifier,
-        options=options,
         unreadable=unreadable,
     )
 
@@ -270,11 +265,3 @@ def is_removed(element: Element) -> bool:
 def _header_text(header: bytes, offset: int, length: int) -> str | None:
     text = header[offset : offset + length].rstrip(b"\0 ")
     return text.decode("utf-8", "backslashreplace") or None
-
-
-def _header_options(header: bytes, offset: int) -> str | None:
-    # The same place of a cubin holds attributes of its compatibility, no text.
-    if offset + 8 > len(header):
-        return None
-    text_offset, length = struct.unpack_from("<II", header, offset)
-    return _header_text(header, text_offset, length)

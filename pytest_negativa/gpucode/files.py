@@ -72,7 +72,6 @@ def read_tables(source: ByteSource) -> HostElf:
         return read_host_elf(source)
     sections = (_whole_file(content, 0, source.size),) if content is not None else ()
     return HostElf(
-        machine="EM_CUDA" if _is_cubin(kind, head) else "",
         build_id=None,
         soname=None,
         sections=sections,
@@ -158,7 +157,6 @@ _NO_OBJECTS = ("/", "/SYM64/", "//", "__.SYMDEF", "__.SYMDEF SORTED")
 def _read_archive(source: ByteSource, kind: FileKind) -> HostElf:
     sections: list[HostSection] = []
     faults: list[tuple[int, str]] = []
-    machine = ""
     try:
         for member in iter_members(source):
             window = source.window(member.start, member.size)
@@ -168,12 +166,10 @@ def _read_archive(source: ByteSource, kind: FileKind) -> HostElf:
                 faults.append((member.start, f"member {member.name}: {e.problem}"))
                 continue
             if found is not None:
-                machine = machine or found.machine
                 sections.extend(found.sections)
     except FormatError as e:
         faults.append((e.offset or 0, e.problem))
     return HostElf(
-        machine=machine,
         build_id=None,
         soname=None,
         sections=tuple(sections),
@@ -189,7 +185,7 @@ def _read_member(source: ByteSource, window: ByteSource, member: Member) -> Host
     content = _bare_kind(window, head, kind)
     if content is not None:
         whole = _whole_file(content, member.start, member.size, member.name)
-        return HostElf("", None, None, (whole,))
+        return HostElf(None, None, (whole,))
     # CUDA has no other hosts than 64-bit little-endian ones.
     is_host = head[EI_CLASS : EI_DATA + 1] == bytes((ELFCLASS64, ELFDATA2LSB))
     if kind not in (FileKind.LIBRARY, FileKind.OBJECT) or not is_host:

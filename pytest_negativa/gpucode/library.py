@@ -203,7 +203,6 @@ class _Reader:
                 mtime_ns=source.mtime_ns,
                 build_id=host.build_id,
                 soname=host.soname,
-                machine=host.machine,
                 file_kind=host.kind,
             ),
             scope=self._scope,

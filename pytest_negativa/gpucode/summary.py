@@ -162,9 +162,7 @@ def loaded_sections(library_map: LibraryMap, device: ComputeCapability) -> Seque
 
 def _is_stub(code: Element) -> bool:
     content = code.content
-    return isinstance(content, Cubin) and not (
-        content.kernels or content.device_functions or content.global_data or content.constant_data
-    )
+    return isinstance(content, Cubin) and not (content.functions or content.data)
 
 
 def _is_machine_code(elements: Sequence[Element]) -> bool:

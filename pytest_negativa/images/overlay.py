@@ -55,10 +55,10 @@ class Overlay(Generic[FileT]):
     """A tree of names and inodes: all hard links to a file have the same object.
 
     Attributes:
-        placed: each file that was ever in the tree, with the first of its paths in the alphabet.
+        placed: each file that was ever in the tree.
     """
 
-    placed: dict[FileT, str] = field(default_factory=dict)
+    placed: set[FileT] = field(default_factory=set)
     _root: Folder[FileT] = field(default_factory=Folder)
 
     def unpack(self, layer: Layer[FileT]) -> list[str]:
@@ -85,8 +85,7 @@ class Overlay(Generic[FileT]):
             else:
                 here.children[name] = file
                 if not isinstance(file, Link):
-                    place = here.path_of(name)
-                    self.placed[file] = min(place, self.placed.get(file, place))
+                    self.placed.add(file)
         return lost
 
     def walk(self) -> Iterator[tuple[str, Link | FileT]]:

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytest_negativa.arch import ComputeCapability, is_for_any
+from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MapRequest, OnDone
@@ -24,7 +24,7 @@ from pytest_negativa.images.owners import find_owners
 from pytest_negativa.images.tree import FileTree, read_tree
 from pytest_negativa.installed.record import RECORD, code_files, code_lines, digest_of_lines
 from pytest_negativa.models.code_files import name_of_files
-from pytest_negativa.models.file_kinds import CODE_SUFFIXES, FileKind
+from pytest_negativa.models.file_kinds import CODE_SUFFIXES, LOADABLE
 from pytest_negativa.models.image import (
     ImageLibrary,
     ImagePackage,
@@ -83,17 +83,22 @@ def report_image(
         with_summary=False,
         with_digest=matcher.digest_sizes,
         slimmed=True,
+        any_file=True,
     )
     tree = read_tree(folder, request, cache, workers, on_done, by_package=True)
     errors = {path: one.error for path, one in tree.libraries.items() if one.error is not None}
     removed = {path: one.removed for path, one in tree.libraries.items() if one.removed is not None}
     maps = {p: one.library_map for p, one in tree.libraries.items() if one.library_map is not None}
-    with_code = {path: one for path, one in maps.items() if one.sections and path not in errors}
-    without = tree.sizes.keys() - with_code.keys() - errors.keys()
-    owners = find_owners(tree, (*with_code, *tree.code_files))
+    without = [one.library.size for one in maps.values() if not one.sections]
+    files = {p: one for p, one in maps.items() if one.library.file_kind in LOADABLE}
+    owners = find_owners(tree, [path for path, one in maps.items() if one.sections])
     rows = [
-        *(matcher.row(m, p, owners.get(p), removed.get(p)) for p, m in with_code.items()),
-        *_code_file_rows(tree, suite, devices, owners),
+        *(
+            matcher.row(one, path, owners.get(path), removed.get(path))
+            for path, one in maps.items()
+            if one.sections and path not in files
+        ),
+        *_code_file_rows(tree, files, suite, devices, owners),
     ]
     libraries = sorted(rows, key=lambda row: (-row.code_bytes, row.path))
     return ImageReport(
@@ -103,37 +108,36 @@ def report_image(
         libraries=tuple(libraries),
         packages=tuple(sorted(_package_rows(libraries), key=lambda row: -row.code_bytes)),
         without_code=len(without),
-        without_code_bytes=sum(tree.sizes[path] for path in without),
+        without_code_bytes=sum(without),
         unreadable=tuple(utf8(str(one)) for one in (*tree.problems, *errors.values())),
         notes=(*_notes(suite, libraries), *_spare_notes(removed.values())),
         slimmed=tuple(sorted(removed)),
         hidden=len(tree.hidden),
-        hidden_bytes=sum(size for _, size in tree.hidden),
+        hidden_bytes=sum(tree.hidden),
         foreign=add_foreign([code for one in maps.values() for code in one.foreign]),
     )
 
 
 def _code_file_rows(
     tree: FileTree,
+    files: Mapping[str, LibraryMap],
     suite: Suite | None,
     devices: Sequence[ComputeCapability],
     owners: Mapping[str, ImagePackage],
 ) -> Iterator[ImageLibrary]:
     """The files that are GPU code themselves, as one library for each package."""
-    planned = dict(_unused_files(tree, {} if suite is None else suite.files))
+    planned = dict(_unused_files(tree, files, {} if suite is None else suite.files))
     # Those that ``slim --arch`` would remove.
     others = {
         path
-        for path, file in (tree.code_files.items() if devices else ())
-        if file.arch is not None
-        and path.endswith(CODE_SUFFIXES)
-        and not is_for_any(file.arch, devices, is_ptx=file.code_kind is FileKind.PTX)
+        for path, one in (files.items() if devices else ())
+        if path.endswith(CODE_SUFFIXES) and _is_for_others(one, devices)
     }
     groups: defaultdict[ImagePackage | None, list[str]] = defaultdict(list)
-    for path in tree.code_files:
+    for path in files:
         groups[owners.get(path)].append(path)
     for package, paths in groups.items():
-        sizes = {path: tree.code_files[path].size for path in paths}
+        sizes = {path: files[path].library.size for path in paths}
         by = SlimmableBy.ARCH if devices else None
         if suite is not None and any(path in planned for path in paths):
             by = suite.slimmable_by
@@ -155,11 +159,22 @@ def _code_file_rows(
         )
 
 
-def _unused_files(tree: FileTree, kept: Mapping[str, Set[str]]) -> Iterator[tuple[str, bool]]:
+def _is_for_others(code_file: LibraryMap, devices: Sequence[ComputeCapability]) -> bool:
+    """Whether no device runs the code, by the arch in its first bytes. A fatbin has none there."""
+    return any(
+        block.is_plain and block.unreadable is None and not any(map(block.runs_on, devices))
+        for block in code_file.iter_code()
+    )
+
+
+def _unused_files(
+    tree: FileTree, files: Mapping[str, LibraryMap], kept: Mapping[str, Set[str]]
+) -> Iterator[tuple[str, bool]]:
     """Files of distributions in a plan or lock, each with whether it may go.
 
     Args:
         tree: the file tree.
+        files: those in it that are GPU code themselves.
         kept: the files that stay, below the site, by digest of the distribution's rows in RECORD.
     """
     for folder in sorted(tree.dist_infos) if kept else ():
@@ -170,8 +185,8 @@ def _unused_files(tree: FileTree, kept: Mapping[str, Set[str]]) -> Iterator[tupl
             for name, row in rows.items() if stays is not None else ():
                 path = f"{base}/{name}".lstrip("/")
                 path = tree.aliases.get(path, path)
-                file = tree.code_files.get(path)
-                if file is not None and file.size == int(row.size):
+                file = files.get(path)
+                if file is not None and file.library.size == int(row.size):
                     yield path, name not in (stays or ())
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.arch import SmArch
 from pytest_negativa.errors import FormatError, OptionError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.elf_tables import (
@@ -29,7 +28,6 @@ from pytest_negativa.gpucode.elf_tables import (
     ET_DYN,
     ET_EXEC,
 )
-from pytest_negativa.gpucode.files import bare_arch
 from pytest_negativa.gpucode.mapping import (
     MappedLibrary,
     MapRequest,
@@ -45,7 +43,6 @@ from pytest_negativa.images.overlay import HardLink, Link, Overlay
 from pytest_negativa.models.archive_member import Member
 from pytest_negativa.models.file_kinds import (
     ELF_MAGIC,
-    FileKind,
     is_loadable,
     is_named_code,
     is_spare,
@@ -75,26 +72,22 @@ _MAX_LISTS = 1 << 30
 
 @dataclass(slots=True, eq=False)
 class FoundFile:
-    """A file of a tree: a library, code that a driver loads directly, or a list of packages.
+    """A file of a tree: one that may hold GPU code, or a list of packages.
 
     Attributes:
         size: bytes.
-        place: of a library that is still to be mapped.
-        mapped: of a library that could be read in passing alone.
-        code_kind: of a file that a driver loads directly.
-        arch: of such a file, if its first bytes tell.
+        place: of a file that is still to be mapped.
+        mapped: of a file that could be read in passing alone.
         text: of a list of packages.
     """
 
     size: int = 0
     place: Path | Member | None = None
     mapped: MappedLibrary | None = None
-    code_kind: FileKind | None = None
-    arch: SmArch | None = None
     text: bytes | None = None
 
     @property
-    def is_library(self) -> bool:
+    def is_code(self) -> bool:
         return (self.place or self.mapped) is not None
 
 
@@ -105,13 +98,12 @@ class FileTree:
     Attributes:
         root: real path of the folder or archive.
         is_folder: whether it is a folder, and not an archive or an image.
-        libraries: the mapped files, by path below the root.
-        sizes: of these files, in bytes. A file with several hard links is listed once.
+        libraries: the mapped files, by path below the root. A file with several hard links is
+            listed once.
         aliases: other names of listed files, with the listed name.
-        code_files: files that are GPU code themselves, if they were to be kept.
         lists: the lists of packages.
         dist_infos: folders with the metadata of wheels.
-        hidden: files to map that lie in a layer and are hidden by an upper one, with their sizes.
+        hidden: sizes of files to map that lie in a layer and are hidden by an upper one.
         problems: what is wrong with the tree, or with files in it.
         overlay: its names, with all links.
     """
@@ -119,12 +111,10 @@ class FileTree:
     root: Path
     is_folder: bool
     libraries: dict[str, MappedLibrary] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
-    code_files: dict[str, FoundFile] = field(default_factory=dict)
     lists: dict[str, bytes] = field(default_factory=dict)
     dist_infos: set[str] = field(default_factory=set)
-    hidden: list[tuple[str, int]] = field(default_factory=list)
+    hidden: list[int] = field(default_factory=list)
     problems: list[FormatError] = field(default_factory=list)
     overlay: Overlay[FoundFile] = field(default_factory=Overlay)
 
@@ -183,8 +173,7 @@ def read_tree(
         request: what to find out about the files that may hold GPU code.
         cache: where the maps of the libraries of a folder are kept; None: nowhere.
         workers: who reads; None: a process for each processor.
-        by_package: keep the lists of packages, and map programs and libraries of the CPU alone;
-            files that are GPU code themselves are listed.
+        by_package: keep the lists of packages, and leave out files for linkers and compilers.
 
     Raises:
         OptionError: the folder can't be listed.
@@ -284,10 +273,8 @@ def _look_at(
                 with file.open(str(path)) as source:
                     found.text = source.read(0, source.size)
             return found
-        kind = kind_of(file.head)
-        if by_package and kind is not None and is_loadable(file.head):
-            found.code_kind, found.arch = kind, bare_arch(file.head)
-        if is_host(file.head) if by_package else kind is not None:
+        is_run = is_host(file.head) or is_loadable(file.head)
+        if is_run if by_package else kind_of(file.head) is not None:
             found.place = file.place
             if isinstance(file.place, Member):
                 found.place = replace(file.place, shown_in=str(tree.root))
@@ -308,15 +295,10 @@ def _show_all(tree: FileTree) -> Iterator[Path | Member]:
             tree.lists[name] = file.text
         elif file in shown:
             tree.aliases[name] = shown[file]
-        elif file.is_library or file.code_kind is not None:
+        elif file.mapped is not None:
             shown[file] = name
-            if file.code_kind is not None:
-                tree.code_files[name] = file
-            if file.is_library:
-                tree.sizes[name] = file.size
-            if file.mapped is not None:
-                tree.libraries[name] = file.mapped.at(tree.root / name)
-            elif (place := file.place) is not None:
-                yield replace(place, name=name) if isinstance(place, Member) else place
-    placed = tree.overlay.placed
-    tree.hidden = [(placed[f], f.size) for f in placed.keys() - shown.keys() if f.is_library]
+            tree.libraries[name] = file.mapped.at(tree.root / name)
+        elif (place := file.place) is not None:
+            shown[file] = name
+            yield replace(place, name=name) if isinstance(place, Member) else place
+    tree.hidden = [file.size for file in tree.overlay.placed - shown.keys() if file.is_code]

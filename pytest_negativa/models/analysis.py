@@ -38,7 +38,6 @@ class Analysis:
     Attributes:
         usage: what was traced.
         libraries: the libraries with GPU code that the settings select.
-        without_code: how many other libraries were loaded.
         runtime: code that was compiled at run time, or came from a compiler's cache.
         unreadable: libraries that could not be mapped, and why.
         warnings: globs that matched nothing, and the like.
@@ -47,7 +46,6 @@ class Analysis:
 
     usage: Usage
     libraries: tuple[AnalyzedLibrary, ...]
-    without_code: int
     runtime: tuple[RuntimeCode, ...]
     unreadable: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -73,7 +73,6 @@ def map_files(site: str, distribution: str, digest: str, sizes: Mapping[str, int
         mtime_ns=0,
         build_id=None,
         soname=None,
-        machine="",
         sha256=digest,
         file_kind=FileKind.FILES,
     )

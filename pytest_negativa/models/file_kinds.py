@@ -65,7 +65,8 @@ _DESCRIBED = {
 CODE_SUFFIXES = (".cubin", ".fatbin", ".ptx")
 """Names of files that a driver loads as they are end so, by convention."""
 
-_LOADED = frozenset({FileKind.CUBIN, FileKind.FATBIN, FileKind.PTX})
+LOADABLE = frozenset({FileKind.CUBIN, FileKind.FATBIN, FileKind.PTX})
+"""Kinds of GPU code that a driver loads as it is."""
 
 # spare/note.py
 _SPARE = re.compile(r"(.+)\.[0-9a-f]{16}\.spare", re.DOTALL)
@@ -138,7 +139,7 @@ def is_loadable(head: bytes) -> bool:
     LTO-IR, Tile IR and bitcode pass through a compiler. Its cache may hide that a program needs
     them, so they are not among these files.
     """
-    return kind_of(head) in _LOADED
+    return kind_of(head) in LOADABLE
 
 
 def ptx_target(head: bytes) -> str | None:

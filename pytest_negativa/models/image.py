@@ -123,8 +123,8 @@ class ImageReport(Versioned, Record, frozen=True, kw_only=True):
         notes: what a reader should know.
         slimmed: files that ``negativa slim`` wrote. Only the GPU code that is left in them counts,
             and none of it is slimmable.
-        hidden: how many programs and libraries of a layered image are hidden by upper layers. They
-            are a part of the image all the same.
+        hidden: how many programs, libraries and files of GPU code of a layered image are hidden by
+            upper layers. They are a part of the image all the same.
         hidden_bytes: their sizes.
         foreign: the code for GPUs of other vendors in all files, which is not read.
     """

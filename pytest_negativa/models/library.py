@@ -61,8 +61,7 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
         kernels: entry functions, which a host program can look up and launch.
         device_functions: functions that only other device code reaches.
         externals: functions that it calls and doesn't define (relocatable cubins).
-        global_data: ``__device__`` and ``__managed__`` variables.
-        constant_data: ``__constant__`` variables.
+        data: ``__device__``, ``__managed__`` and ``__constant__`` variables.
         calls: direct calls: caller and callee.
         references: functions that take another's address, or launch it from the device; and it.
         address_taken: functions that a pointer may reach, with their prototypes. These are compared
@@ -77,8 +76,7 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
     kernels: tuple[Function, ...]
     device_functions: tuple[Function, ...]
     externals: tuple[NameIndex, ...] = ()
-    global_data: tuple[NameIndex, ...] = ()
-    constant_data: tuple[NameIndex, ...] = ()
+    data: tuple[NameIndex, ...] = ()
     calls: tuple[Edge, ...] = ()
     references: tuple[Edge, ...] = ()
     address_taken: tuple[Edge, ...] = ()
@@ -92,23 +90,13 @@ class Cubin(Record, frozen=True, kw_only=True, tag="cubin"):
 
 
 class Ptx(Record, frozen=True, kw_only=True, tag="ptx"):
-    """The declarations of PTX text.
+    """PTX text, as far as its declarations tell.
 
     Attributes:
-        version: of the PTX ISA, as written.
-        target: the arch, as written.
         kernels: entry functions.
-        device_functions: other functions.
-        global_data: variables in global memory.
-        constant_data: variables in constant memory.
     """
 
-    version: str
-    target: str
     kernels: tuple[NameIndex, ...]
-    device_functions: tuple[NameIndex, ...]
-    global_data: tuple[NameIndex, ...] = ()
-    constant_data: tuple[NameIndex, ...] = ()
 
 
 Content = Cubin | Ptx
@@ -124,9 +112,8 @@ class Element(Record, frozen=True, kw_only=True):
         stored_size: bytes of the payload in use; the rest of ``payload`` is padding.
         unpacked_size: bytes of the content after decompression.
         kind, arch, compression: see there. For an unknown kind all bytes are kept.
-        kind_number, flags: as in the file.
+        kind_number: as in the file.
         identifier: the name string of the header (the source file, usually), if it has one.
-        options: the compiler options of PTX and LTO-IR, if the header has them.
         content: the content that was read; None if it was not asked for, is unreadable, or of a
             kind that does not tell its kernels, such as LTO-IR.
         unreadable: why the payload can't be read; the element is kept.
@@ -140,9 +127,7 @@ class Element(Record, frozen=True, kw_only=True):
     arch: SmArch
     compression: Compression
     kind_number: NonNegative = 0
-    flags: NonNegative = 0
     identifier: str | None = None
-    options: str | None = None
     content: Content | None = None
     unreadable: str | None = None
     region: NonNegative | None = None
@@ -320,14 +305,12 @@ class LibraryIdentity(LibraryFile, frozen=True, kw_only=True):
     Attributes:
         path, size, build_id, soname: see ``LibraryFile``.
         mtime_ns: modification time, ns since the epoch.
-        machine: ELF machine of the host, e.g. ``EM_X86_64``; empty for a file that is no ELF file.
         file_kind: what the file is.
         sha256: hex digest of the whole file. A plan is for exactly this content. None if it was
             not asked for, if there is no GPU code, or if the file changed while it was read.
     """
 
     mtime_ns: int
-    machine: str
     sha256: str | None = None
     file_kind: FileKind = FileKind.LIBRARY
 

@@ -143,7 +143,6 @@ class RunReport(Versioned, Record, frozen=True, kw_only=True):
         replay: for a replayed trace: where and when it was recorded.
         gpu_used: whether any process loaded any GPU code.
         libraries: those with GPU code, the most unused bytes first.
-        loaded_without_code: how many other libraries were loaded.
         runtime: code that was compiled at run time, or came from a compiler's cache.
         not_covered: what the trace doesn't know, and why; the reader must see it.
         warnings: what else a reader should know.
@@ -163,7 +162,6 @@ class RunReport(Versioned, Record, frozen=True, kw_only=True):
     replay: str | None
     gpu_used: bool
     libraries: tuple[LibraryRow, ...]
-    loaded_without_code: int
     runtime: tuple[RuntimeCode, ...]
     not_covered: tuple[str, ...]
     warnings: tuple[str, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-from pytest_negativa.models.base import Record
+from pytest_negativa.models.base import Record, Versioned
 
 MOST_RERUNS = 20
 """Most runs of a repeated test if the user gives no number."""
@@ -32,7 +32,7 @@ class RoundKind(str, enum.Enum):
     ORIGINAL = "original"  # on the originals again: does a test that differs fail there, too?
 
 
-class Round(Record, frozen=True, kw_only=True):
+class Round(Versioned, Record, frozen=True, kw_only=True):
     """The file ``round.json``, which the program's own process reads when it starts.
 
     Attributes:

@@ -74,8 +74,8 @@ def render_image_report(report: ImageReport, top: int) -> Iterator[str]:
             )
     if report.hidden:
         yield (
-            f"Upper layers hide {format_items(report.hidden, 'ELF file', 'ELF files')} of "
-            f"{format_bytes(report.hidden_bytes)}, which the image still carries. They are not "
+            f"Upper layers hide {format_items(report.hidden, 'file', 'files')} of code "
+            f"({format_bytes(report.hidden_bytes)}), which the image still carries. They are not "
             "counted above. Remove files in the layer that adds them."
         )
     slimmed = format_items(len(report.slimmed), "file was", "files were")

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
-from pytest_negativa.errors import StoreError
-from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.round import Round
-from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.handover import is_child_of
+from pytest_negativa.storage.records import load_record, write_record
 from pytest_negativa.storage.runs import Run
 
 
@@ -40,10 +36,7 @@ def load_round(path: Path) -> Round:
     Raises:
         StoreError: it can't be read, or is no round file.
     """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Round)
-    except (OSError, *UNDECODABLE) as e:
-        raise StoreError(f"{path}: not a round of this release: {e}") from e
+    return load_record(path, Round, "a round", "start it anew with one release")
 
 
 def save_round(round_spec: Round) -> Path:
@@ -53,5 +46,5 @@ def save_round(round_spec: Round) -> Path:
         StoreError: it can't be written.
     """
     path = Run(Path(round_spec.folder)).round_file
-    write_atomically(path, msgspec.json.encode(round_spec))
+    write_record(path, round_spec)
     return path

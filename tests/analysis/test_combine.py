@@ -59,9 +59,7 @@ def test_a_session_that_did_not_run_all_its_tests_is_a_bad_run(
 
 
 def test_what_healing_gave_back_is_kept_at_each_path_of_the_library() -> None:
-    any_of = LibraryIdentity(
-        path="", size=1, build_id=None, soname=None, mtime_ns=0, machine="EM_X86_64"
-    )
+    any_of = LibraryIdentity(path="", size=1, build_id=None, soname=None, mtime_ns=0)
     libraries = [
         replace(any_of, path=path, sha256=digest)
         for path, digest in (("/a", "1"), ("/b", "1"), ("/a", "2"), ("/c", "2"), ("/d", "3"))

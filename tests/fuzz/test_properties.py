@@ -23,7 +23,7 @@ from pytest_negativa.gpucode.cubin import parse_cubin
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.gpucode.names import NameTable
 from pytest_negativa.gpucode.payload import PayloadError, unpack
-from pytest_negativa.gpucode.ptx import DIRECTIVES, find_declarations, parse_ptx
+from pytest_negativa.gpucode.ptx import DIRECTIVES, find_entries, parse_ptx
 from pytest_negativa.gpucode.scan import ALL_MAGICS, REGION_MAGICS
 from pytest_negativa.gpucode.search import Find, load_search, search_by
 from pytest_negativa.models.library import Compression, Cubin, Element, Ptx, Scope
@@ -132,8 +132,7 @@ def names_in(library_names: tuple[str, ...], cubin: Cubin) -> CubinSpec:
         kernels={n[f.name]: bytes(f.code_size) for f in cubin.kernels},
         device_functions={n[f.name]: bytes(f.code_size) for f in cubin.device_functions},
         externals=[n[i] for i in cubin.externals],
-        global_data=dict.fromkeys((n[i] for i in cubin.global_data), 0),
-        constant_data=dict.fromkeys((n[i] for i in cubin.constant_data), 0),
+        global_data=dict.fromkeys((n[i] for i in cubin.data), 0),
         calls=[(n[a], n[b]) for a, b in cubin.calls],
         references=[(n[a], n[b]) for a, b in cubin.references],
         address_taken=[(n[a], n[b]) for a, b in cubin.address_taken],
@@ -147,8 +146,7 @@ def without_code(spec: CubinSpec) -> CubinSpec:
         kernels={name: bytes(len(code)) for name, code in spec.kernels.items()},
         device_functions={name: bytes(len(c)) for name, c in spec.device_functions.items()},
         externals=spec.externals,
-        global_data=dict.fromkeys(spec.global_data, 0),
-        constant_data=dict.fromkeys(spec.constant_data, 0),
+        global_data=dict.fromkeys((*spec.global_data, *spec.constant_data), 0),
         calls=spec.calls,
         references=spec.references,
         address_taken=spec.address_taken,
@@ -172,11 +170,9 @@ def check_element(names: tuple[str, ...], data: bytes, found: Element, built: Bu
     if found.unreadable is None:
         stored = data[found.payload.start : found.payload.start + found.stored_size]
         assert unpack(stored, found.compression, found.unpacked_size) == spec.content
-    assert (found.kind_number, found.flags) == (spec.kind, spec.flags)
+    assert found.kind_number == spec.kind
     assert found.arch.major * 10 + found.arch.minor == spec.arch
     assert found.identifier == (spec.identifier.decode() or None)
-    if spec.kind != builders.CUBIN:
-        assert found.options == (spec.options.decode().rstrip() if spec.options else None)
     if built.cubin is not None:
         assert isinstance(found.content, Cubin)
         check_cubin(names, found.content, built.cubin)
@@ -377,9 +373,9 @@ def test_any_text_is_ptx_or_refused(words: list[str]) -> None:
 
 
 @given(st.lists(PTX_WORDS | st.sampled_from("\v\f\r._x")).map("".join))
-def test_both_searches_find_the_same_declarations(text: str) -> None:
+def test_both_searches_find_the_same_entries(text: str) -> None:
     found, expected = (
-        [match.span() for match in find_declarations(text.encode(), search)]
+        [match.span() for match in find_entries(text.encode(), search)]
         for search in (
             load_search(DIRECTIVES, before_space=True),
             search_by(DIRECTIVES, before_space=True),
@@ -448,7 +444,6 @@ def test_choice_is_of_one_arch_and_kind_that_fits(
             arch=arch,
             compression=Compression.NONE,
             kind_number=kind,
-            flags=0,
         )
         for kind, arch in elements
     ]

@@ -17,7 +17,6 @@ from pytest_negativa.models.library import Compression, Cubin, LibraryMap, Scope
 from tests.support.builders import (
     LINUX_64,
     LZ4,
-    PTX,
     ZSTD,
     Block,
     CubinSpec,
@@ -27,7 +26,6 @@ from tests.support.builders import (
     build_element,
     build_frame,
     build_host,
-    build_ptx,
     build_region,
     fatbin_section,
     pack,
@@ -322,17 +320,6 @@ def test_identifier_of_other_bytes_than_text(read_sections: ReadSections) -> Non
     spec = ElementSpec(content=IMAGE, identifier=b"\xff\xfe.cu")
     library_map, _ = read_sections(fatbin_section(build_region([spec])))
     assert [e.identifier for e in library_map.iter_code()] == ["\\xff\\xfe.cu"]
-
-
-@pytest.mark.parametrize("options_offset", [1, 63, 64, 80, 88, 2**32 - 1])
-def test_options_that_leave_their_header(read_sections: ReadSections, options_offset: int) -> None:
-    spec = ElementSpec(
-        content=build_ptx(), kind=PTX, options=b"-O3 -v", options_offset=options_offset
-    )
-    library_map, _ = read_sections(fatbin_section(build_region([spec])))
-    (element,) = library_map.iter_code()
-    assert (element.options == "-O3 -v") == (options_offset == 64)
-    assert element.unreadable is None
 
 
 @pytest.mark.parametrize("name", [".nv_fatbin", "__nv_relfatbin", ".rodata", ".cask_resource"])

@@ -14,7 +14,7 @@ from pytest_negativa.gpucode.search import load_search
     [
         *((REGION_MAGICS, magic) for magic in REGION_MAGICS),
         *((ALL_MAGICS, magic) for magic in ALL_MAGICS),
-        *((DIRECTIVES, word) for word in (b".entry ", b".func\t", b".global ", b".const ")),
+        *((DIRECTIVES, word) for word in (b".entry ", b".entry\t")),
     ],
 )
 def test_each_place_is_found(words: tuple[bytes, ...], word: bytes) -> None:

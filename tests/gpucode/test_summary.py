@@ -73,7 +73,6 @@ def made_by_hand() -> LibraryMap:
             arch=SmArch.parse(arch),
             compression=Compression.NONE,
             kind_number=2,
-            flags=0,
             unreadable=unreadable,
         )
 
@@ -85,9 +84,7 @@ def made_by_hand() -> LibraryMap:
         Span(400, 450), unpacked_size=99, arch=SmArch(9, 0), unreadable="cut short"
     )
     return LibraryMap(
-        library=LibraryIdentity(
-            path="/lib.so", size=1000, mtime_ns=0, build_id=None, soname=None, machine="EM_X86_64"
-        ),
+        library=LibraryIdentity(path="/lib.so", size=1000, mtime_ns=0, build_id=None, soname=None),
         scope=Scope(),
         sections=(
             Section(

@@ -24,7 +24,6 @@ from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.report import Suite, report_image, suite_of_run, wrong_arch_bytes
 from pytest_negativa.images.tree import FileTree, read_tree
 from pytest_negativa.installed.sites import find_code_distributions
-from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.image import (
     ImageLibrary,
     ImagePackage,
@@ -75,7 +74,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def walk(root: Path) -> FileTree:
-    return read_tree(root, MapRequest(Scope()), by_package=True)
+    return read_tree(root, MapRequest(Scope(), any_file=True), by_package=True)
 
 
 def put(source: Path, target: Path) -> Path:
@@ -136,8 +135,7 @@ class TestTree:
 
         tree = walk(root)
 
-        assert tree.sizes == {"usr/lib/libm.so": MULTIARCH.stat().st_size}
-        assert tree.code_files == {}
+        assert list(tree.libraries) == ["usr/lib/libm.so"]
 
     @pytest.mark.skipif(IS_ROOT, reason="root may read anything")
     def test_unreadable_files_are_not_forgotten(self, root: Path) -> None:
@@ -151,16 +149,13 @@ class TestTree:
 
     def test_what_no_loader_loads(self, root: Path) -> None:
         put(BIN / "rdc_caller.o", root / "rdc.o")
-        cubin = put(BIN / "kernels.sm_90.cubin", root / "k.cubin")
+        put(BIN / "kernels.sm_90.cubin", root / "k.cubin")
         data = bytearray(PLAIN.read_bytes())
         data[4] = 1  # EI_CLASS: 32 bits
         (root / "lib32.so").write_bytes(data)
         put(BIN / "program_pie", root / "program")
         tree = walk(root)
-        assert list(tree.sizes) == ["program"]
-        [(name, file)] = tree.code_files.items()
-        assert (name, file.size) == ("k.cubin", cubin.stat().st_size)
-        assert (file.code_kind, file.arch) == (FileKind.CUBIN, SmArch(9, 0))
+        assert sorted(tree.libraries) == ["k.cubin", "program"]
 
     @pytest.mark.parametrize(
         ("path", "wanted"),
@@ -440,6 +435,13 @@ def test_files_that_are_gpu_code_by_package(root: Path, tmp_path: Path, packed: 
     kernels, _ = report_image(place, suite).libraries
     assert kernels.slimmable_by is SlimmableBy.PLAN
     assert kernels.slimmable_bytes == kernels.size - sizes["kernels/sm_80.cubin"]
+
+
+def test_no_arch_tells_that_a_fatbin_is_for_others(root: Path) -> None:
+    for name in ("empty", "identifier"):
+        put(BIN / f"{name}.fatbin", root / f"{name}.fatbin")
+    [row] = report_image(root, devices=[ComputeCapability(5, 0)]).libraries
+    assert (row.files, row.slimmable_bytes) == (2, 0)
 
 
 def lock_of(plan: LibraryPlan, *, proved: bool = True) -> Lock:

@@ -41,7 +41,7 @@ _PARAMETERS = 80
 # Of this run, this machine or this process; all other values are compared.
 _CHANGING_KEYS = re.compile(
     r"(boot|pid|ppid|inode|created|timestamp|duration|duration_s|seconds|executable|python|libc|platform"
-    r"|cpu_model|recipe|loaded_without_code|keywords|.*_ns)"
+    r"|cpu_model|recipe|keywords|.*_ns)"
 )
 _FIXED_KEYS = {"gpu_ns"}
 

@@ -33,9 +33,7 @@ USED = LibraryUsage(
 
 def plan(*used: str, unused: tuple[str, ...] = ()) -> LibraryPlan:
     return LibraryPlan(
-        library=LibraryIdentity(
-            path=PATH, size=1, mtime_ns=1, build_id=None, soname=None, machine="x"
-        ),
+        library=LibraryIdentity(path=PATH, size=1, mtime_ns=1, build_id=None, soname=None),
         devices=("9.0",),
         decisions=(),
         used_kernels=tuple(KernelUse(name, TEST) for name in used),

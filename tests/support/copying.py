@@ -19,7 +19,6 @@ def identity(path: Path) -> LibraryIdentity:
         mtime_ns=path.stat().st_mtime_ns,
         build_id=None,
         soname=None,
-        machine="EM_X86_64",
         sha256=hashlib.sha256(data).hexdigest(),
     )
 

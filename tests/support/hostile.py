@@ -20,7 +20,7 @@ CBIDS = (18, 19, 20, 21, 22, 23, 24, 26, 190, 241, 363, 364, 365, 382, 383, 678,
          684, 685, 738, 740)  # fmt: skip
 NAMES = (b"", b"k", b"\xff\x80\0", b"\xe0\x80\x80", b"\xf0\x9f\x98", b'"\\\n\x01', b"n" * 5000)
 SEARCHES = (
-    (b".entry", b".func", b".global", b".const"),
+    (b".entry",),
     (b"\x50\xed\x55\xba",),
     (b"\x50\xed\x55\xba", b"\x28\xb5\x2f\xfd", b"\x7fELF\2\1\1"),
 )

@@ -56,17 +56,12 @@ def _check_names(library_map: LibraryMap, content: object) -> None:
         indices = [
             *(f.name for f in (*content.kernels, *content.device_functions)),
             *content.externals,
-            *(*content.global_data, *content.constant_data),
+            *content.data,
             *itertools.chain(*content.calls, *content.references),
             *itertools.chain(*content.address_taken, *content.indirect_calls),
         ]
     elif isinstance(content, Ptx):
-        indices = [
-            *content.kernels,
-            *content.device_functions,
-            *content.global_data,
-            *content.constant_data,
-        ]
+        indices = [*content.kernels]
     else:
         return
     assert all(0 <= index < count for index in indices)

@@ -24,7 +24,7 @@ DECISIONS = (
 USED = tuple(KernelUse(name, Context(phase=Phase.IMPORT)) for name in "abc")
 PLAN = LibraryPlan(
     library=LibraryIdentity(
-        path="/lib/libours.so", size=4000, mtime_ns=1, build_id=None, soname=None, machine="x"
+        path="/lib/libours.so", size=4000, mtime_ns=1, build_id=None, soname=None
     ),
     devices=("9.0",),
     decisions=DECISIONS,
@@ -77,7 +77,6 @@ def report(*rows: LibraryRow, **changes: Any) -> RunReport:
         replay=None,
         gpu_used=True,
         libraries=rows,
-        loaded_without_code=0,
         runtime=(),
         not_covered=(),
         warnings=(),

@@ -123,9 +123,9 @@ def rows(
                 if (span.start, span.end) not in unused:
                     found[element.header_offset + shift] = (
                         *(section.name, region.span.start + shift, span.start + shift, span.size),
-                        *(element.kind, element.arch, element.compression, element.flags),
+                        *(element.kind, element.arch, element.compression),
                         *(element.stored_size, element.unpacked_size),
-                        *(element.identifier, element.options, element.unreadable),
+                        *(element.identifier, element.unreadable),
                         library_map.kernels_of(element.content),
                     )
         for frame in section.frames:

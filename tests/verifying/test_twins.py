@@ -26,7 +26,6 @@ def test_twins_are_found_by_content_whatever_their_name(tmp_path: Path) -> None:
         mtime_ns=0,
         build_id=None,
         soname=None,
-        machine="",
         sha256=hashlib.sha256(code).hexdigest(),
     )
     folders = [tmp_path, tmp_path / "two", tmp_path / "missing"]
