@@ -19,7 +19,8 @@ from pytest_negativa.gpucode.search import load_search
 )
 def test_each_place_is_found(words: tuple[bytes, ...], word: bytes) -> None:
     find = load_search(words, before_space=words == DIRECTIVES)
-    size = 100
+    # The search looks at 64 bytes at a time as long as these hold no candidate.
+    size = 300
     for at in range(size - len(word) + 1):
         data = (bytes(at) + word).ljust(size, b"\0")
         for start in (0, at // 2, at):
