@@ -57,15 +57,19 @@ def anchor(path: str | os.PathLike[str], base: str | os.PathLike[str]) -> str:
     return os.path.normpath(os.path.join(base, expanded))
 
 
-@cache
 def type_of(name: str) -> Any:
     """The type of an option's field, or of its items; None, which is no value, left out."""
     section, _, key = name.rpartition(".")
-    record = get_type_hints(Settings)[section] if section else Settings
-    found = get_type_hints(record, include_extras=True)[key]
+    found = _types(_types(Settings)[section] if section else Settings)[key]
     if get_origin(found) is tuple or type(None) in get_args(found):
         return get_args(found)[0]
     return found
+
+
+# A command asks for each field of a record, and the annotations of all are compiled each time.
+@cache
+def _types(record: type) -> dict[str, Any]:
+    return get_type_hints(record, include_extras=True)
 
 
 def read_item(name: str, given: Any) -> Any:
