@@ -25,7 +25,7 @@ from pytest_negativa.models.settings import (
     ReportFormat,
     Settings,
 )
-from pytest_negativa.settings.options import REPORT_FILES, REPORT_FORMATS, Option
+from pytest_negativa.settings.options import REPORT_FILES, Option
 from pytest_negativa.storage.runs import is_run_id
 from pytest_negativa.storage.urls import is_url, place_of
 
@@ -261,8 +261,9 @@ def _path_rule(given: Any) -> tuple[str, str]:
 def _report(given: Any) -> Report:
     """A format, or one with a path: ``json:PATH``."""
     name, colon, path = given.strip().partition(":") if isinstance(given, str) else ("", "", "")
-    if name not in REPORT_FORMATS:
-        _refuse(given, one_of(REPORT_FORMATS), did_you_mean(name, REPORT_FORMATS))
+    words = [kind.value for kind in ReportFormat]
+    if name not in words:
+        _refuse(given, one_of(words), did_you_mean(name, words))
     has_path = name in REPORT_FILES
     if colon and not (has_path and path.strip()):
         _refuse(given, f"{name} alone, or with a path" if has_path else f"{name} alone")
