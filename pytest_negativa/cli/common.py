@@ -21,7 +21,6 @@ from pytest_negativa.images.archive_kinds import count_archives
 from pytest_negativa.installed.active import find_active
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import fit, print_error, print_warning, printable
 from pytest_negativa.reporting.units import and_more, format_items
 from pytest_negativa.settings.flags import find_variables, pick_flags
@@ -253,19 +252,32 @@ def show(text: str, *, err: bool = False) -> None:
 
 
 def answer(
-    record: object, paragraphs: Iterable[str], *, as_json: bool, then: Run | str | None = None
+    record: object,
+    paragraphs: Iterable[str],
+    *,
+    as_json: bool,
+    then: Run | str | None = None,
+    errors: Iterable[object] = (),
 ) -> None:
-    """Print a record: as JSON, or in paragraphs for people, which end with the next command."""
+    """Print a record: as JSON, or in paragraphs for people, which end with the next command.
+
+    Args:
+        errors: end the command with 1 if there are any, and print them instead of the next one.
+    """
     if as_json:
         click.echo(encode_json(record), nl=False)
-        return
-    show("\n\n".join(paragraphs))
-    if then is not None:
+    elif text := "\n\n".join(paragraphs):
+        show(text)
+    fail_for(errors)
+    if then is not None and not as_json:
         say_next(then)
 
 
 def say_next(after: Run | str) -> None:
     """End a report with the next command, on standard error: no part of what a pipe reads."""
+    # It reads the results of runs, of which inspect and slim have none.
+    from pytest_negativa.reporting.next_command import next_line
+
     click.echo(printable(next_line(after)), err=True)
 
 

@@ -45,13 +45,10 @@ from pytest_negativa.cli.common import (
 )
 from pytest_negativa.gpucode.cache import open_cache
 from pytest_negativa.images.layers import is_container
-from pytest_negativa.images.report import load_suite, report_image, suite_of_lock
-from pytest_negativa.reporting.image import render_image_report
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.units import and_more
 from pytest_negativa.settings.options import BY_NAME
 from pytest_negativa.settings.values import read_percent, read_size
-from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.urls import Url
 
 _ROWS = 20
@@ -268,6 +265,11 @@ def show_packages(
     Args:
         then: the next command, without a run or a lock.
     """
+    # With yaml, they would be a sixth of the start of every inspect.
+    from pytest_negativa.images.report import load_suite, report_image, suite_of_lock
+    from pytest_negativa.reporting.image import render_image_report
+    from pytest_negativa.storage.lockfile import load_lock
+
     settings = settings_of({BY_NAME["run"].dest: run})
     suite = None
     if run is not None:
@@ -285,10 +287,14 @@ def show_packages(
             workers,
             progress.update,
         )
-    then = then if report.libraries and not report.unreadable else None
-    answer(report, render_image_report(report, top), as_json=as_json, then=then)
     if not (report.libraries or is_container(folder)):
         note_unopened(folder)
     count = len(report.unreadable)
     more = and_more(count, _MOST_ERRORS, "{} more files could not be read (see --json)")
-    fail_for((*report.unreadable[:_MOST_ERRORS], *more))
+    answer(
+        report,
+        render_image_report(report, top),
+        as_json=as_json,
+        then=then if report.libraries else None,
+        errors=(*report.unreadable[:_MOST_ERRORS], *more),
+    )

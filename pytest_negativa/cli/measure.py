@@ -13,7 +13,6 @@ from pytest_negativa.cli.common import (
     PASS_ON,
     answer,
     as_json_option,
-    fail_for,
     settings_of,
 )
 from pytest_negativa.measuring.session import make_request, measure_and_write
@@ -69,6 +68,10 @@ def measure(
     )
     measurement = measure_and_write(request)
     paragraphs = (*render_measurement(measurement), f"Files in {request.folder}")
-    then = None if measurement.failures else "negativa lock"
-    answer(measurement, paragraphs, as_json=as_json, then=then)
-    fail_for(measurement.failures)
+    answer(
+        measurement,
+        paragraphs,
+        as_json=as_json,
+        then="negativa lock",
+        errors=measurement.failures,
+    )

@@ -18,7 +18,6 @@ from pytest_negativa.cli.common import (
     as_words,
     check_usage,
     print_variables,
-    say_next,
     settings_of,
     show,
 )
@@ -100,16 +99,11 @@ def misses(
         found = read_misses(places)
     if not as_json:
         # Names take nearly all of the time.
-        show("\n\n".join(render_misses(count_misses(found), top=top)))
+        show("\n\n".join(render_misses(count_misses(found), top=top)) + "\n")
     with Progress("reading libraries") as progress:
         report = report_misses(found, folders, top=0 if as_json else top, on_done=progress.update)
     then = f"negativa slim check {as_words(folders)}"
     if Path(LOCK).is_file() and report.rows:
         added = " ".join(f"--add-misses {as_words([log])}" for log in places)
         then = f"negativa lock {added} {as_words(folders)}"
-    if as_json:
-        answer(report, (), as_json=True)
-        return
-    for paragraph in render_missed_code(report.rows, top=top):
-        show(f"\n{paragraph}")
-    say_next(then)
+    answer(report, render_missed_code(report.rows, top=top), as_json=as_json, then=then)

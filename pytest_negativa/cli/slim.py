@@ -19,14 +19,12 @@ from pytest_negativa.cli.common import (
     PATHS,
     YES,
     active_paths,
+    answer,
     as_json_option,
     as_words,
     check_usage,
     confirm,
-    encode_json,
-    fail_for,
     parse_devices,
-    say_next,
     settings_of,
     show,
     show_proof,
@@ -257,10 +255,11 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: A
         "",
         top=top,
         as_json=as_json,
-        require=require,
         failure=None if rows else nothing,
         then=then,
     )
+    if require and any(row.status in UNMET for row in rows):
+        click.get_current_context().exit(ExitStatus.FAILED)
 
 
 def _request(flags: SimpleNamespace) -> SlimRequest:
@@ -497,8 +496,7 @@ def print_rows(
     nothing: str,
     *,
     top: int,
-    as_json: bool = False,
-    require: bool = False,
+    as_json: bool,
     failure: str | None = None,
     then: str | None = None,
 ) -> None:
@@ -509,17 +507,13 @@ def print_rows(
         nothing: the text if there are no rows.
         top: rows of each table; 0 for all.
         as_json: print JSON.
-        require: a library that is not what was wanted is an error, too.
         failure: why nothing was done, which is an error.
         then: the next command, if all went well.
     """
-    if as_json:
-        click.echo(encode_json(Listing(rows=tuple(rows))), nl=False)
-    elif text := render_rows(rows, nothing, top=top):
-        show(text)
-    errors = [*render_problems(rows), *([] if failure is None else [failure])]
-    if require and not errors and any(row.status in UNMET for row in rows):
-        click.get_current_context().exit(ExitStatus.FAILED)
-    fail_for(errors)
-    if then is not None and rows and not as_json:
-        say_next(then)
+    answer(
+        Listing(rows=tuple(rows)),
+        [render_rows(rows, nothing, top=top)],
+        as_json=as_json,
+        then=then if rows else None,
+        errors=filter(None, (*render_problems(rows), failure)),
+    )

@@ -369,8 +369,7 @@ def _groups(kind: str, run: Run) -> Mapping[str, Sequence[str]]:
 
 
 def _compare(run: Run, groups: Mapping[str, Sequence[str]], glob: str | None) -> list[SimilarPair]:
-    usage = _usage_of(run)
-    _require_launches(run, usage)
+    usage = _usage_of(run, with_launches=True)
     runs = kernel_runs(usage, usage.iter_images())
     found: defaultdict[str, set[str]] = defaultdict(set)
     for name in _wanted(glob, runs):
@@ -406,10 +405,9 @@ def needs(
     """
     check_usage((not (nodeids or markers or keywords), "name tests: NODEID, -m EXPR or -k EXPR"))
     settings, run = settings_and_run(flags)
-    usage = _usage_of(run)
+    usage = _usage_of(run, with_launches=True)
     # Nothing tells which test opened a file that is GPU code.
     plans = tuple(plan for plan in load_plans(run) if not plan.is_files)
-    _require_launches(run, usage)
     recorded = _recorded_tests(run)
     if write and not run.outcomes_file.exists():
         raise StoreError(
@@ -468,15 +466,19 @@ def _needed(part: Sequence[LibraryPlan], whole: Sequence[LibraryPlan]) -> tuple[
     return tuple(sorted(needed, key=lambda one: (-one.these_tests, one.path)))
 
 
-def _usage_of(run: Run) -> Usage:
+def _usage_of(run: Run, *, with_launches: bool = False) -> Usage:
     """The usage of a planned run.
 
     Raises:
-        StoreError: it has no plan, or can't be read.
+        StoreError: it has no plan, can't be read, or counted none of the launches that are needed.
     """
     usage = load_usage(run)
     if usage is None:
         raise StoreError(run.why_unplanned())
+    if with_launches and not usage.launches:
+        raise StoreError(
+            f"{run}: counted no launches, so which tests ran a kernel is unknown; {_HOW_TO_TRACE}"
+        )
     return usage
 
 
@@ -489,15 +491,3 @@ def _recorded_tests(run: Run) -> tuple[TestResult, ...]:
     if not (tests := load_tests(run)):
         raise StoreError(f"{run}: tells no tests; trace them with pytest --negativa")
     return tests
-
-
-def _require_launches(run: Run, usage: Usage) -> None:
-    """Refuse a run that counted no launches.
-
-    Raises:
-        StoreError: it counted none.
-    """
-    if not usage.launches:
-        raise StoreError(
-            f"{run}: counted no launches, so which tests ran a kernel is unknown; {_HOW_TO_TRACE}"
-        )

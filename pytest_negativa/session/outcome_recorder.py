@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
@@ -27,6 +26,7 @@ from pytest_negativa.models.outcomes import (
 from pytest_negativa.session.child_ends import ChildEnds
 from pytest_negativa.session.circumstances import circumstances_of, modules_below
 from pytest_negativa.session.error_words import describe_error
+from pytest_negativa.session.traced_process import phases_run
 from pytest_negativa.storage.jsonl import LineWriter
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.runs import Run
@@ -39,7 +39,6 @@ _MODULES = "negativa_modules"
 """Key of the modules that a worker of pytest-xdist imported."""
 
 _MAX_TEXT = 500
-_ATTEMPTS = pytest.StashKey[Counter[str]]()
 
 
 def details_of(report: pytest.TestReport) -> dict[str, Any]:
@@ -63,29 +62,12 @@ class ReportDetails:
         self._ends = ends
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        item.stash[_ATTEMPTS] = Counter()
-        return (yield)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        _attempts(item)["setup"] += 1
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> None:
-        _attempts(item)["call"] += 1
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        _attempts(item)["teardown"] += 1
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         details = details_of(report)
-        details.update(attempt=_attempts(item)[call.when], children=self._ends.take())
+        details.update(attempt=phases_run(item)[call.when], children=self._ends.take())
         # Whatever another plugin made of the outcome, the phase raised this.
         if call.excinfo is not None:
             details["error_type"] = describe_error(call.excinfo.value)
@@ -201,11 +183,6 @@ class OutcomeRecorder:
     def pytest_testnodedown(self, node: Any) -> None:
         # A worker that crashed has no output.
         self._files.update(getattr(node, "workeroutput", {}).get(_MODULES, ()))
-
-
-def _attempts(item: pytest.Item) -> Counter[str]:
-    # A plugin may run a test without pytest's protocol.
-    return item.stash.setdefault(_ATTEMPTS, Counter())
 
 
 def _keywords(item: pytest.Item) -> list[str]:

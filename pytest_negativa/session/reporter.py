@@ -23,7 +23,6 @@ from pytest_negativa.models.settings import Settings, TraceLevel
 from pytest_negativa.models.trace import Usage, UsageWarning
 from pytest_negativa.reporting.text import printable, printable_lines
 from pytest_negativa.reporting.units import format_items
-from pytest_negativa.settings.options import REPORT_SCREENS
 from pytest_negativa.storage.runs import MarkKind, Run
 from pytest_negativa.storage.system import process_mark
 
@@ -403,7 +402,7 @@ class Reporter:
         report = contents.report
         nothing = render_nothing(report) is not None
         paragraphs = tuple(render_to_screen(contents, self._settings.reports))
-        on_screen = any(w.format.value in REPORT_SCREENS for w in self._settings.reports.formats)
+        on_screen = any(wanted.path is None for wanted in self._settings.reports.formats)
         if paragraphs and on_screen and not nothing and (terminal := self._terminal()):
             terminal.ensure_newline()
             terminal.section("GPU code (pytest-negativa)", sep="=")

@@ -22,7 +22,7 @@ from pytest_negativa.errors import NegativaError, OptionError, StoreError, descr
 from pytest_negativa.models.environment import ROUND_VARIABLE, SESSION_VARIABLE
 from pytest_negativa.models.round import Round, RoundKind
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.models.trace import Context, Header, Phase, Role
+from pytest_negativa.models.trace import Header, Role
 from pytest_negativa.processes.open_watch import CodeFileWatch
 from pytest_negativa.processes.programs import end_with
 from pytest_negativa.session import tracing_end
@@ -76,8 +76,6 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
         files = CodeFileWatch(sys.path)
         files.start()
     started = _start_tracing(config, settings, role, run, root, in_round=round_spec is not None)
-    if isinstance(started, Tracing):
-        started.detector.set_context(Context(phase=Phase.IMPORT))
     traced = TracedProcess(role, started)
     plugins = config.pluginmanager
     plugins.register(traced, "negativa-traced-process")

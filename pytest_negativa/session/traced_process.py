@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import select
+from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pytest_negativa.tracing.replay import Recording
 
 SHARED_SCOPES = frozenset({"session", "package", "module", "class"})
+
+_PHASES = pytest.StashKey[Counter[str]]()
 
 _CLOSED = "its standard output was closed before its end (as by head)"
 
@@ -53,6 +56,7 @@ class TracedProcess:
         self._role = role
         self._tracing = started if isinstance(started, Tracing) else None
         self._current = Context(phase=Phase.IMPORT)
+        self._tell(self._current)
         self.session_ended = False
         self.why_broken: str | None = None
 
@@ -132,6 +136,7 @@ class TracedProcess:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        item.stash[_PHASES] = Counter()
         marker = item.get_closest_marker("negativa_off")
         if marker is None:
             result = yield
@@ -163,6 +168,7 @@ class TracedProcess:
             return result
 
     def _phase(self, item: pytest.Item, phase: Phase) -> AbstractContextManager[None]:
+        phases_run(item)[phase.value] += 1
         return self._context(Context(phase=phase, nodeid=item.nodeid))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -225,6 +231,12 @@ class TracedProcess:
         self.session_ended = True
         self._tell(AFTER_SESSION)
         return result
+
+
+def phases_run(item: pytest.Item) -> Counter[str]:
+    """How often each phase of a test has begun, in this run of the test."""
+    # A plugin may run a test without pytest's protocol.
+    return item.stash.setdefault(_PHASES, Counter())
 
 
 def _is_stdout_closed() -> bool:

@@ -15,9 +15,6 @@ from typing import Any, NamedTuple
 
 CONFIG_NAME = "negativa.yaml"
 
-REPORT_SCREENS = ("terminal", "terminal-missing", "github")
-"""The formats of reports that are printed."""
-
 REPORT_FILES: Mapping[str, str] = {
     "json": "report.json",
     "markdown": "report.md",
@@ -26,10 +23,10 @@ REPORT_FILES: Mapping[str, str] = {
     "html": "report.html",
     "baseline": "baseline.json",
 }
-"""Default file name of each report that is a file, by format; it lies in the folder for reports."""
+"""Default file name of each report that is a file, by format; it lies in the folder for reports.
 
-
-REPORT_FORMATS = (*REPORT_SCREENS, *REPORT_FILES)
+Reports of all other formats are printed.
+"""
 
 
 class Option(NamedTuple):

@@ -45,11 +45,11 @@ def load_settings(
             of growth has no baseline.
     """
     here = os.fspath(cwd or Path.cwd())
-    if (named := _from_flag_or_environment(BY_NAME["config"], flags, environ, here)) is not None:
-        config: ConfigFile | None = load_config(named.value)
-    else:
-        found = find_config(root)
-        config = load_config(found, was_searched=True) if found else None
+    named = _from_flag_or_environment(
+        BY_NAME["config"], flags, environ, here, of_command=of_command
+    )
+    path = find_config(root) if named is None else named.value
+    config = load_config(path, was_searched=named is None) if path else None
     settings = resolve(flags, environ, config, root=root, cwd=cwd, of_command=of_command)
     # Commands need no folder for runs, but those that make one refuse it, too.
     paths = () if of_command else (os.fspath(root), settings.directory)

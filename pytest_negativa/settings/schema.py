@@ -12,11 +12,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any, get_origin
 
-from pytest_negativa.models.settings import Limits, Report
+from pytest_negativa.models.settings import Limits, Report, ReportFormat
 from pytest_negativa.settings.options import (
     FILE_OPTIONS,
     REPORT_FILES,
-    REPORT_FORMATS,
     SECTIONS,
     Option,
 )
@@ -67,7 +66,7 @@ _FORMS: Mapping[str, dict[str, Any]] = {
     "figure": {"type": ["number", "string"]},
     "report": {
         "anyOf": [
-            {"enum": list(REPORT_FORMATS)},
+            {"enum": [kind.value for kind in ReportFormat]},
             {"type": "string", "pattern": rf"^\s*({'|'.join(REPORT_FILES)}):.*\S"},
         ]
     },

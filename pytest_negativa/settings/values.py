@@ -25,7 +25,7 @@ from pytest_negativa.models.settings import (
     ReportFormat,
     Settings,
 )
-from pytest_negativa.settings.options import REPORT_FILES, REPORT_FORMATS, Option
+from pytest_negativa.settings.options import REPORT_FILES, Option
 from pytest_negativa.storage.runs import is_run_id
 from pytest_negativa.storage.urls import is_url, place_of
 
@@ -57,15 +57,19 @@ def anchor(path: str | os.PathLike[str], base: str | os.PathLike[str]) -> str:
     return os.path.normpath(os.path.join(base, expanded))
 
 
-@cache
 def type_of(name: str) -> Any:
     """The type of an option's field, or of its items; None, which is no value, left out."""
     section, _, key = name.rpartition(".")
-    record = get_type_hints(Settings)[section] if section else Settings
-    found = get_type_hints(record, include_extras=True)[key]
+    found = _types(_types(Settings)[section] if section else Settings)[key]
     if get_origin(found) is tuple or type(None) in get_args(found):
         return get_args(found)[0]
     return found
+
+
+# A command asks for each field of a record, and the annotations of all are compiled each time.
+@cache
+def _types(record: type) -> dict[str, Any]:
+    return get_type_hints(record, include_extras=True)
 
 
 def read_item(name: str, given: Any) -> Any:
@@ -257,8 +261,9 @@ def _path_rule(given: Any) -> tuple[str, str]:
 def _report(given: Any) -> Report:
     """A format, or one with a path: ``json:PATH``."""
     name, colon, path = given.strip().partition(":") if isinstance(given, str) else ("", "", "")
-    if name not in REPORT_FORMATS:
-        _refuse(given, one_of(REPORT_FORMATS), did_you_mean(name, REPORT_FORMATS))
+    words = [kind.value for kind in ReportFormat]
+    if name not in words:
+        _refuse(given, one_of(words), did_you_mean(name, words))
     has_path = name in REPORT_FILES
     if colon and not (has_path and path.strip()):
         _refuse(given, f"{name} alone, or with a path" if has_path else f"{name} alone")

@@ -30,18 +30,14 @@ from pytest_negativa.models.settings import (
     TraceLevel,
 )
 from pytest_negativa.settings.file import find_config, load_config
-from pytest_negativa.settings.options import (
-    OPTIONS,
-    REPORT_FILES,
-    REPORT_SCREENS,
-)
+from pytest_negativa.settings.options import OPTIONS
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.settings.schema import config_schema
 from pytest_negativa.storage.yaml_document import parse_document
 from tests.support.analyses import settings
 from tests.support.libraries import DOCS, ROOT
 
-FORMATS = one_of([*REPORT_SCREENS, *REPORT_FILES])
+FORMATS = one_of([kind.value for kind in ReportFormat])
 CONFIGURATION = DOCS / "reference" / "configuration.md"
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from pytest_negativa.cli.report import report
 from pytest_negativa.errors import OptionError, one_of
-from pytest_negativa.models.settings import Settings
+from pytest_negativa.models.settings import ReportFormat, Settings
 from pytest_negativa.models.verdict import FLAKY_RULE
 from pytest_negativa.settings.file import ConfigFile, load_config
 from pytest_negativa.settings.flags import (
@@ -34,8 +34,6 @@ from pytest_negativa.settings.options import (
     FILE_OPTIONS,
     MODES,
     OPTIONS,
-    REPORT_FILES,
-    REPORT_SCREENS,
     SECTIONS,
     Option,
 )
@@ -43,7 +41,7 @@ from pytest_negativa.settings.resolve import load_settings, resolve
 from pytest_negativa.settings.values import type_of
 from tests.support.verbs import VERBS
 
-FORMATS = one_of([*REPORT_SCREENS, *REPORT_FILES])
+FORMATS = one_of([kind.value for kind in ReportFormat])
 ROOT = "/project"
 CWD = "/elsewhere"
 TERMINAL = {"format": "terminal", "path": None}
@@ -440,9 +438,9 @@ def test_flags_are_there_if_the_command_line_may_have_some(
 
 def test_the_reference_names_the_formats_of_reports() -> None:
     option = BY_NAME["reports.formats"]
-    for word in (*REPORT_SCREENS, *REPORT_FILES):
-        assert word in option.detail
-        assert word in str(report.help)
+    for kind in ReportFormat:
+        assert kind.value in option.detail
+        assert kind.value in str(report.help)
 
 
 def test_a_flag_is_named_as_the_command_has_it() -> None:
