@@ -139,6 +139,7 @@ class Run:
     negativa_ml_file = _Place("trace.json")
     page_logs = _Place("cpu")
     page_log_files = _Place("cpu/files.json")
+    added_pages_file = _Place("cpu/added.json")
     host_usage_file = _Place("cpu.json")
     map_dir = _Place("map")
     plan_dir = _Place("plan")

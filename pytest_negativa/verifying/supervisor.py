@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pytest_negativa.errors import SYSTEM_REFUSALS, ExitStatus, NegativaError, OptionError, Stopped
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
@@ -25,7 +27,6 @@ from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.verifying.heal import verify_and_heal
 from pytest_negativa.verifying.judge import judge
-from pytest_negativa.verifying.page_proof import prove_pages
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 from pytest_negativa.verifying.traced_run import TracedRun, load_traced_run
@@ -111,8 +112,7 @@ def verify_program(
     verdict = None if is_cpu_alone else _prove_gpu(verification)
     try:
         if proves_cpu:
-            verdict = prove_pages(verification, verdict)
-            verification.write(verdict)
+            verdict = _prove_cpu(verification, verdict)
             _show(render_cpu(verdict), proved=verdict.proves_cpu)
     finally:
         if has_plan:
@@ -138,6 +138,23 @@ def _prove_gpu(verification: Verification) -> Verdict:
         verdict = judge(verification.attempt(traced.planned))
     verification.write(verdict)
     _show(render_verdict(verdict, settings.reports), proved=verdict.proved)
+    return verdict
+
+
+def _prove_cpu(verification: Verification, verdict: Verdict | None) -> Verdict:
+    """The verdict on CPU code, too: if no proof of GPU code shows that, by a run on the originals.
+
+    Args:
+        verdict: on GPU code; None if there is none.
+    """
+    if verdict is None or verdict.cpu is None:
+        found = judge(verification.attempt(None))
+        if verdict is None:
+            verdict = found
+        else:
+            needs = (*verdict.needs, *found.needs)
+            verdict = replace(verdict, needs=needs, rounds=found.rounds, cpu=found.cpu)
+        verification.write(verdict)
     return verdict
 
 
