@@ -6,9 +6,9 @@ A run's folder, ``.negativa/RUN/``, holds:
   libraries held that these name.
 - ``tests.jsonl``: how its tests ended; ``combined-tests.json``: the same of combined runs.
 - ``usage.json``: what its traces add up to; ``trace.json``: the same, as Negativa-ML has it.
-- ``cpu/``: which pages of CPU code its processes touched, a file for each process, and
-  ``files.json``, the contents of the libraries; ``cpu.json``: what these add up to;
-  ``cpu-tests.json``: what the logs of combined runs tell of their tests.
+- ``cpu/``: which pages of CPU code its processes touched, a file for each process,
+  ``files.json``, the contents of the libraries, and ``added.json``, what proofs touched;
+  ``cpu.json``: what these add up to.
 - ``map/``, ``plan/``, ``spans/``: a file for each library, of one name in all three.
 - ``opened.json``: which files that are GPU code themselves were opened; ``files.json``: what is
   decided about them.
