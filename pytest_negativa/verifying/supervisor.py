@@ -22,14 +22,12 @@ from pytest_negativa.processes.programs import interruptible
 from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import fit, print_error, printable
 from pytest_negativa.reporting.verdict import render_cpu, render_verdict
-from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.verifying.heal import verify_and_heal
 from pytest_negativa.verifying.judge import judge
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
-from pytest_negativa.verifying.traced_run import TracedRun, load_traced_run
+from pytest_negativa.verifying.traced_run import load_traced_run
 from pytest_negativa.verifying.verification import Verification
 
 
@@ -102,11 +100,7 @@ def verify_program(
             run.remove_untraced()
         return status or 1
     run.hold()
-    if is_cpu_alone:
-        usage = load_usage(run) or merge_traces(())
-        traced = TracedRun(run, (), usage, runner.session, own_status)
-    else:
-        traced = load_traced_run(run, settings, own_status)
+    traced = load_traced_run(run, settings, own_status, cpu_alone=is_cpu_alone)
     proves_cpu = settings.cpu and reason is None
     verification = Verification(traced, settings, runner, cpu=proves_cpu)
     verdict = None if is_cpu_alone else _prove_gpu(verification)
