@@ -220,9 +220,13 @@ def widen_by_use(lock: Lock, runs: Sequence[Run], settings: Settings) -> tuple[L
         settings: what to keep besides, and where maps are cached.
 
     Raises:
-        NegativaError: a library of the lock was used and is not here, or does not fit the lock.
+        NegativaError: a library of the lock was used and is not here, or does not fit the lock; or
+            a trace lacks CPU code, of which the lock has some.
     """
     touched = unite([pages for run in runs if (pages := gather(run)) is not None])
+    if lock.cpu is not None and touched.incomplete:
+        which = ", ".join(touched.run_ids)
+        raise StoreError(f"{which}: not added to the lock: {touched.incomplete[0]}; trace again")
     place_of = partial(Owners().from_folder, folder=Path.cwd())
     # A lock without a trace of CPU code takes none of it.
     more = lock if lock.cpu is None else with_cpu_code(lock, touched, None, place_of)

@@ -121,13 +121,15 @@ def _lines(lock: Lock, path: Path | Url) -> Iterator[str]:
     unused = sum(row.unused_bytes for row in lock.libraries)
     trimmed = sum(row.trimmed_bytes for row in lock.libraries)
     within = f", and {format_bytes(trimmed)}, unpacked, within cubins that stay" if trimmed else ""
-    yield f"{path}: {known}, {format_bytes(unused)} of GPU code unused{within}"
+    if lock.gpu_libraries or lock.cpu is None:
+        yield f"{path}: {known}, {format_bytes(unused)} of GPU code unused{within}"
     for row in lock.files:
         count = format_items(row.elements - row.kept_elements, "file", "files")
         yield f"{row.path}: {count} of GPU code ({format_bytes(row.unused_bytes)}) unused"
     if lock.cpu is not None:
         unused = sum(size(row.spans) for row in lock.libraries)
-        yield f"CPU code and data: {traced}, {format_bytes(unused)} unused"
+        where = "" if lock.gpu_libraries else f"{path}: "
+        yield f"{where}CPU code and data: {traced}, {format_bytes(unused)} unused"
     for left in lock.left_out:
         yield f"left out: {left.path}: {left.reason}"
 

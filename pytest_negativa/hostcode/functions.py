@@ -211,10 +211,11 @@ def touched_functions(library: HostLibrary) -> tuple[FunctionStarts, list[range]
 
 def unwatched_or_touched(elf: HostElf, library: HostLibrary) -> list[tuple[int, int]]:
     """Addresses of code that may have run: touched, or on pages that are not watched."""
-    untouched = tuple(minus(library.watched, library.touched))
     code = [section for section in elf.sections if section.executable]
     return sorted(
         (section.vaddr + start - section.offset, section.vaddr + end - section.offset)
         for section in code
-        for start, end in minus([(section.offset, section.offset + section.size)], untouched)
+        for start, end in minus(
+            [(section.offset, section.offset + section.size)], library.untouched
+        )
     )

@@ -36,7 +36,7 @@ from pytest_negativa.models.hostcode import (
     HostLibrary,
     HostUsage,
 )
-from pytest_negativa.models.spans import PAGE_SIZE, Span, intersection, minus, size, union
+from pytest_negativa.models.spans import PAGE_SIZE, Span, common, intersection, minus, size, union
 from pytest_negativa.models.trace import LibraryUsage, Usage
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.records import load_if_there, load_record, write_record
@@ -188,9 +188,6 @@ def unite(usages: Sequence[HostUsage]) -> HostUsage:
 
 
 def _unite_libraries(group: Sequence[HostLibrary]) -> HostLibrary:
-    unread: Iterable[Span] = group[0].unread
-    for one in group[1:]:
-        unread = intersection(unread, one.unread)
     return HostLibrary(
         sha256=group[0].sha256,
         size=group[0].size,
@@ -199,7 +196,7 @@ def _unite_libraries(group: Sequence[HostLibrary]) -> HostLibrary:
         watched=union(span for one in group for span in one.watched),
         touched=union(span for one in group for span in one.touched),
         unwatched=next((one.unwatched for one in group if one.unwatched is not None), None),
-        unread=tuple(unread),
+        unread=common(one.unread for one in group),
     )
 
 
@@ -244,18 +241,16 @@ def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
             known[key] = found
         else:
             incomplete.append(found)
-    usage = unite(
-        [
-            HostUsage(
-                processors=(record.processor,),
-                processes={run.run_id: len(processes)},
-                libraries=tuple(describe(known[key], pages[key]) for key in pages if key in known),
-                incomplete=tuple(incomplete),
-                failed=failed,
-                chosen=chosen,
-            )
-        ]
+    own = HostUsage(
+        processors=(record.processor,),
+        processes={run.run_id: len(processes)},
+        libraries=tuple(describe(known[key], pages[key]) for key in pages if key in known),
+        incomplete=tuple(incomplete),
+        failed=failed,
+        chosen=chosen,
     )
+    added = load_if_there(run.added_pages_file, HostUsage, *_WHAT)
+    usage = unite([own] if added is None else [own, added])
     if new:
         files = tuple(known.values())
         write_record(
@@ -264,6 +259,17 @@ def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
         )
     write_record(run.host_usage_file, usage)
     return usage
+
+
+def add_touched(run: Run, usages: Sequence[HostUsage]) -> None:
+    """Count what others touched as touched by a run, from now on.
+
+    Raises:
+        StoreError: the file can't be written.
+    """
+    # Whether they are complete, and how they ended, says nothing of the run.
+    added = replace(unite(usages), processes={}, incomplete=(), failed=(), chosen=())
+    write_record(run.added_pages_file, added)
 
 
 def load_files(run: Run) -> HostFiles:

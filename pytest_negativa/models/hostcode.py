@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.file_state import FileState
-from pytest_negativa.models.spans import Span, size
+from pytest_negativa.models.spans import Span, minus, size, union
 
 
 class Processor(Record, frozen=True, kw_only=True):
@@ -85,6 +85,16 @@ class HostLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
     touched: tuple[Span, ...]
     unwatched: str | None = None
     unread: tuple[Span, ...] = ()
+
+    @property
+    def untouched(self) -> tuple[Span, ...]:
+        """What was watched in vain."""
+        return tuple(minus(self.watched, self.touched))
+
+    @property
+    def unused(self) -> tuple[Span, ...]:
+        """The pages that may leave: untouched code and unread data; none if it was not watched."""
+        return union((*self.untouched, *self.unread)) if self.unwatched is None else ()
 
     @property
     def watched_bytes(self) -> int:

@@ -254,5 +254,9 @@ def digest_of(lock: Lock) -> str:
 
 
 def seal(lock: Lock) -> Lock:
-    """The lock with the right digest."""
+    """The lock with its libraries and files by path, and the right digest."""
+    libraries, files = (
+        tuple(sorted(rows, key=lambda row: row.path)) for rows in (lock.libraries, lock.files)
+    )
+    lock = msgspec.structs.replace(lock, libraries=libraries, files=files)
     return msgspec.structs.replace(lock, digest=digest_of(lock))

@@ -63,6 +63,14 @@ def intersection(spans: Iterable[Range], others: Sequence[Range]) -> Iterator[Sp
             at += 1
 
 
+def common(sets: Iterable[tuple[Span, ...]]) -> tuple[Span, ...]:
+    """The bytes that are in each of several sets of disjoint spans; none without a set."""
+    found, *others = tuple(sets) or ((),)
+    for other in others:
+        found = tuple(intersection(found, other))
+    return found
+
+
 def minus(spans: Iterable[Range], others: Sequence[Range]) -> Iterator[Span]:
     """The parts of each span that lie outside ``others``, which are disjoint."""
     for start, end in spans:

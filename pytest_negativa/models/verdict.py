@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.hostcode import Processor
 from pytest_negativa.models.library import LibraryFile, LibraryIdentity
@@ -56,18 +58,18 @@ class ProvedLibrary(LibraryFile, frozen=True, kw_only=True):
     """
 
     sha256: str | None
-    copy_sha256: str | None
+    copy_sha256: str | None = None
     status: LibraryStatus
-    detail: str | None
+    detail: str | None = None
     code_bytes: NonNegative
     unused_bytes: NonNegative
     elements: NonNegative
     unused_elements: NonNegative
-    trimmed_code_bytes: NonNegative
+    trimmed_code_bytes: NonNegative = 0
     left_bytes: NonNegative
     copy_size: NonNegative | None = None
-    processes: NonNegative
-    spans: tuple[Span, ...]
+    processes: NonNegative = 0
+    spans: tuple[Span, ...] = ()
     watched_bytes: NonNegative = 0
     watched_elements: NonNegative = 0
     trimmed: Mapping[int, tuple[Span, ...]] = {}
@@ -83,18 +85,20 @@ class ProvedLibrary(LibraryFile, frozen=True, kw_only=True):
             build_id=library.build_id,
             size=library.size,
             sha256=library.sha256,
-            copy_sha256=None,
             status=LibraryStatus.NOT_PROVED,
-            detail=None,
             code_bytes=plan.code_bytes,
             unused_bytes=0,
             elements=len(plan.decisions),
             unused_elements=0,
-            trimmed_code_bytes=0,
             left_bytes=plan.code_bytes,
-            processes=0,
-            spans=(),
         )
+
+    @property
+    def doubted(self) -> ProvedLibrary:
+        """The row if something else speaks against what it proves."""
+        if self.status is not LibraryStatus.PROVED:
+            return self
+        return replace(self, status=LibraryStatus.NOT_PROVED, detail=TESTS_DIFFER)
 
 
 class AspectChange(Record, frozen=True, kw_only=True):

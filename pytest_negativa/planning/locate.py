@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.models.library import Cubin, LibraryMap
 from pytest_negativa.models.plan import LocatedLibrary, UseMark, earliest
-from pytest_negativa.models.spans import Span, intersection, union
+from pytest_negativa.models.spans import common, union
 from pytest_negativa.models.trace import (
     ImageUse,
     LibraryUsage,
@@ -86,15 +86,12 @@ class Contents:
         unknown = [used for used, is_same in found if is_same is None]
         # What they used outside of their traces may be of this library.
         processes = {p for used in (*same, *unknown, *self._by_size[None]) for p in used.processes}
-        untouched: Iterable[Span] = () if unknown or not same else same[0].untouched
-        for used in same[1:]:
-            untouched = intersection(untouched, used.untouched)
         usage = LibraryUsage(
             library=library,
             images=tuple(image for used in same for image in used.images),
             processes=tuple(sorted(processes)),
             touched=union(page for used in same for page in used.touched),
-            untouched=tuple(untouched),
+            untouched=() if unknown else common(used.untouched for used in same),
         )
         paths = {library.path: None, **{used.library.path: None for used in same}}
         why = (

@@ -40,7 +40,7 @@ from pytest_negativa.models.plan import (
     UnusedReason,
 )
 from pytest_negativa.models.reconstruction import FILL
-from pytest_negativa.models.spans import covers, intersection, minus, pages_in_words, union
+from pytest_negativa.models.spans import covers, intersection, pages_in_words
 from pytest_negativa.models.verdict import CpuProof, LibraryStatus, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep
 from pytest_negativa.planning.reachable import reachable_code
@@ -108,7 +108,6 @@ def make_lock(
         if row.sha256 in stays and row.sha256 not in of_files
     ]
     locked = _once([row for row in locked if row.sha256 not in stays])
-    locked.sort(key=lambda row: row.path)
     lock = Lock(
         digest="",
         proof=replace(_proof(run_id, verdict, reasons, planned), incomplete=incomplete),
@@ -240,20 +239,16 @@ def with_cpu_code(
         row = rows.get(library.sha256) or LockedLibrary(
             **asdict(places[0]), sha256=library.sha256, size=library.size
         )
-        untouched = union((*minus(library.watched, library.touched), *library.unread))
-        left = untouched if is_new else intersection(row.spans if row.loaded else (), untouched)
+        before = library.unused if is_new else row.spans if row.loaded else ()
         rows[library.sha256] = replace(
             row,
             others=tuple(sorted({*row.others, *(place.path for place in places)} - {row.path})),
-            pages=pages_in_words(left) if library.unwatched is None else "",
+            pages=pages_in_words(intersection(before, library.unused)),
             unwatched=row.unwatched or library.unwatched,
             loaded=True,
         )
-    twice = (
-        {r.sha256 for r in proof.libraries if r.status is LibraryStatus.PROVED}
-        if proof is not None
-        else ()
-    )
+    proved = (r for r in proof.libraries if r.status is LibraryStatus.PROVED) if proof else ()
+    twice = {row.sha256 for row in proved}
     once = (rows[one.sha256] for one in touched.libraries if one.sha256 not in twice)
     cpu = lock.cpu or CpuCode(
         not_proved=_NOT_VERIFIED
@@ -268,8 +263,7 @@ def with_cpu_code(
         ),
         failed=bool(touched.failed),
     )
-    by_path = sorted(rows.values(), key=lambda row: row.path)
-    return seal(replace(lock, libraries=tuple(by_path), cpu=cpu))
+    return seal(replace(lock, libraries=tuple(rows.values()), cpu=cpu))
 
 
 def needs_content(locked: LockedLibrary) -> bool:

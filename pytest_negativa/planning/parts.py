@@ -7,7 +7,7 @@ loaded a library says nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.plan import LibraryPlan, TrimmedCubin, may_be
 from pytest_negativa.models.reconstruction import FILL
-from pytest_negativa.models.spans import Span, covers, intersection, size, union
+from pytest_negativa.models.spans import common, covers, size, union
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import (
     LibraryStatus,
@@ -122,7 +122,7 @@ def _unite_rows(
                 detail = f"{part.name}: {row.status.value}: {row.detail}"
     if not rows:
         detail = detail or "no run proved it"
-    spans = _common(row.spans for row in rows)
+    spans = common(row.spans for row in rows)
     unused = [d for d in plan.decisions if not d.kept and covers(spans, d.start, d.end)]
     trimmed = {
         cubin.start: cubin.unused
@@ -150,14 +150,6 @@ def _unite_rows(
 def _loaded(usage: Usage, plan: LibraryPlan) -> bool:
     """Whether a run loaded a library, or may have: nothing tells who reads files of GPU code."""
     return plan.is_files or any(may_be(used.library, plan.library) for used in usage.libraries)
-
-
-def _common(sets: Iterable[Sequence[Span]]) -> tuple[Span, ...]:
-    """The bytes that are in each of the sets."""
-    first, *others = tuple(sets) or ((),)
-    for other in others:
-        first = tuple(intersection(first, other))
-    return tuple(first)
 
 
 def _trimmed_alike(cubin: TrimmedCubin, plan: LibraryPlan, row: ProvedLibrary) -> bool:

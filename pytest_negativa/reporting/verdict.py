@@ -45,7 +45,8 @@ def render_verdict(verdict: Verdict, options: Reports) -> Iterator[str]:
         f"Flaky ({FLAKY_RULE}):", [test for test in verdict.tests if test.differs and test.flaky]
     )
     for witness in Witness:
-        yield from _needs(verdict, witness)
+        if witness is not Witness.TOUCHED_AGAIN:
+            yield from _needs(verdict, witness)
     healed = (
         f"{Path(need.library or '').name} [{span.start:#x}, {span.end:#x}): {need.reason}"
         for need in verdict.needs

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_negativa.models.analysis import AnalyzedLibrary
+from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction
@@ -53,7 +54,7 @@ class LoadEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One run of all tests on the copies: every fact that its verdict follows from.
+    """One run of all tests, mostly on copies: every fact that its verdict follows from.
 
     Attributes:
         plans: what was tried.
@@ -74,6 +75,9 @@ class Attempt:
             ended as when traced.
         again: removed code that tests used when they ran again on the originals, see
             ``used_again``.
+        pages: the CPU code that the traced run, and that the rounds touched; None if the rounds
+            did not trace it.
+        unwatched: why they may have touched more, by program.
         ended_ns: when, nanoseconds since the epoch.
     """
 
@@ -98,6 +102,13 @@ class Attempt:
     touches: Touches = field(default_factory=Touches)
     repeated: Usage | None = None
     again: tuple[Need, ...] = ()
+    pages: tuple[HostUsage, HostUsage] | None = None
+    unwatched: tuple[str, ...] = ()
+
+    @property
+    def is_on_copies(self) -> bool:
+        """Whether the rounds ran on copies, so that GPU code is tried."""
+        return bool(self.reconstruction.root)
 
     @property
     def planned(self) -> tuple[AnalyzedLibrary, ...]:

@@ -6,7 +6,7 @@ touches a file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -37,6 +37,7 @@ from pytest_negativa.verifying.evidence import (
     count_gpu_tests,
     libraries_by_test,
 )
+from pytest_negativa.verifying.page_proof import judge_pages, missed_pages
 from pytest_negativa.verifying.process_ends import commands_of, reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import (
@@ -69,9 +70,28 @@ _FAILING = (Outcome.FAILED, Outcome.ERROR, Outcome.CRASHED, Outcome.TIMED_OUT)
 
 
 def judge(attempt: Attempt) -> Verdict:
-    """The verdict that follows from an attempt."""
-    traced = attempt.traced
+    """The verdict that follows from an attempt; on the originals, of CPU code alone.
+
+    Copies that are not proved may have led the tests to other CPU code, and show nothing of it.
+    """
     tests = evidence_of_tests(attempt)
+    verdict = _judge_copies(attempt, tests) if attempt.is_on_copies else None
+    if verdict is not None and (attempt.pages is None or not verdict.proved):
+        return verdict
+    assert attempt.pages is not None
+    verdicts = judge_tests(tests)
+    cpu = judge_pages(
+        *attempt.pages,
+        verdicts,
+        (*attempt.unwatched, *reasons_of_outcomes(tests, verdicts)),
+        compares_ends=bool(attempt.traced.usage.processes),
+    )
+    verdict = verdict or verdict_of(attempt, tests, cpu.reasons)
+    return replace(verdict, cpu=cpu, needs=(*verdict.needs, *missed_pages(*attempt.pages)))
+
+
+def _judge_copies(attempt: Attempt, tests: TestEvidence) -> Verdict:
+    traced = attempt.traced
     verdicts = judge_tests(tests)
     reasons = list(reasons_of_tests(tests, verdicts))
     # A test that ends otherwise does other work, too.
@@ -98,21 +118,12 @@ def judge(attempt: Attempt) -> Verdict:
         reasons.append(_UNWATCHED)
     libraries = tuple(judge_libraries(attempt, details_by_library(against) if reasons else None))
     reasons += reasons_of_libraries(libraries, traced.loaded)
+    files = tuple(row.doubted for row in attempt.files) if reasons else attempt.files
     return replace(
         verdict_of(attempt, tests, reasons),
-        libraries=(*libraries, *(doubt(attempt.files) if reasons else attempt.files)),
+        libraries=(*libraries, *files),
         changes=changes,
         needs=(*work, *kept),
-    )
-
-
-def doubt(rows: Iterable[ProvedLibrary]) -> tuple[ProvedLibrary, ...]:
-    """The rows if something else speaks against what they prove."""
-    return tuple(
-        replace(row, status=LibraryStatus.NOT_PROVED, detail=TESTS_DIFFER)
-        if row.status is LibraryStatus.PROVED
-        else row
-        for row in rows
     )
 
 

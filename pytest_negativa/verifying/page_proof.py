@@ -1,7 +1,7 @@
-"""The proof of CPU code by a second watched run: pages that it alone touched, libraries left out.
+"""CPU code of an attempt: what its rounds touched, what that shows, how it widens the traced run.
 
-The tests run once more, and are traced again: on the copies of a proof of GPU code, if there is
-one, else on the originals. What this run alone touches joins the trace, and is not claimed. A
+The rounds are watched as the traced run was: on the copies of a proof of GPU code, if there is
+one, else on the originals. What they alone touched joins the trace, and is not claimed. A
 touched page served the original's bytes, so the run was that of the wider trace: a third one would
 show nothing else.
 """
@@ -10,39 +10,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from msgspec.structs import replace
+from msgspec import structs
 
-from pytest_negativa.errors import refusing
 from pytest_negativa.hostcode.gather import load_files, require_usage, unite
 from pytest_negativa.hostcode.page_logs import unwatched_programs
 from pytest_negativa.models.hostcode import FileKey, HostFile, HostLibrary, HostUsage
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
-from pytest_negativa.models.spans import PAGE_SIZE, minus, size, union
+from pytest_negativa.models.spans import PAGE_SIZE, minus, size
 from pytest_negativa.models.verdict import (
     CpuProof,
     LibraryStatus,
     Need,
     ProvedLibrary,
-    Verdict,
+    TestVerdict,
     Witness,
 )
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.globs import matches_command
-from pytest_negativa.storage.atomic import write_atomically
-from pytest_negativa.storage.records import write_record
-from pytest_negativa.storage.runs import PAGES_SUFFIX, Run, files_in
-from pytest_negativa.verifying.judge import (
-    TestEvidence,
-    doubt,
-    evidence_of_tests,
-    facts_of,
-    judge_tests,
-    reasons_of_outcomes,
-    verdict_of,
-)
-from pytest_negativa.verifying.verification import Verification
+from pytest_negativa.verifying.evidence import Attempt
 
 UNAUDITED = (
     "A static or set-user-ID program, or one that only ran without the environment of the trace, "
@@ -58,23 +46,49 @@ UNCOMPARED = (
 )
 
 
+def gather_pages(attempt: Attempt) -> Attempt:
+    """The attempt, with the CPU code that the traced run and its rounds touched.
+
+    Raises:
+        NegativaError: a log is damaged.
+        StoreError: a file can't be read or written.
+    """
+    run = attempt.traced.run
+    traced, known = require_usage(run), load_files(run).files
+    files = (*known, *_copies_of(known, attempt.reconstruction))
+    # Copies of earlier attempts are gone. What ran again on the originals counts, too.
+    again = (r for r in attempt.all_rounds if r.kind is RoundKind.ORIGINAL and r.run.has_pages)
+    rounds = [result.run for result in (*attempt.rounds, *again)]
+    logs = dict.fromkeys(one.page_logs for one in (run, *rounds))
+    started = dict.fromkeys(command for folder in logs for command in unwatched_programs(folder))
+    accepted = attempt.settings.opened_originals
+    return replace(
+        attempt,
+        pages=(traced, unite([require_usage(one, files) for one in rounds])),
+        unwatched=tuple(
+            f"{command}: {_UNWATCHED}"
+            for command in started
+            if not any(matches_command(glob, command) for glob in accepted)
+        ),
+    )
+
+
 def judge_pages(
-    tests: TestEvidence,
     traced: HostUsage,
     found: HostUsage,
+    tests: Iterable[TestVerdict],
+    against: Iterable[str],
     *,
     compares_ends: bool,
-    unwatched: Iterable[str] = (),
 ) -> CpuProof:
     """What follows from one run of all tests. Pure: nothing here touches a file.
 
     Args:
-        tests: how the tests ended, and what else speaks against the run.
         traced, found: the pages that the traced run and the rounds touched.
+        tests: how they ended.
+        against: what speaks against the run besides its pages.
         compares_ends: whether the ends of other processes than the first are compared.
-        unwatched: command lines of programs that were started without the environment of the trace.
     """
-    verdicts = judge_tests(tests)
     by_content = {library.sha256: library for library in found.libraries}
     rows = tuple(
         _judge_library(library, by_content.get(library.sha256))
@@ -83,8 +97,7 @@ def judge_pages(
     )
     reasons = [f"the traced run is not complete: {text}" for text in traced.incomplete]
     reasons += [f"the proof is not complete: {text}" for text in found.incomplete]
-    reasons += [f"{command}: {_UNWATCHED}" for command in unwatched]
-    reasons += reasons_of_outcomes(tests, verdicts)
+    reasons += against
     reasons += [f"{r.path}: {r.detail}" for r in rows if r.status is LibraryStatus.NOT_PROVED]
     if all(row.status is LibraryStatus.NOT_LOADED for row in rows):
         reasons.append("no process loaded a library with untouched pages")
@@ -93,8 +106,8 @@ def judge_pages(
         reasons=tuple(reasons),
         processor=found.processors[0],
         limits=(UNAUDITED,) if compares_ends else (UNAUDITED, UNCOMPARED),
-        libraries=doubt(rows) if reasons else rows,
-        tests=tuple(test for test in verdicts if test.differs and not test.flaky),
+        libraries=tuple(row.doubted for row in rows) if reasons else rows,
+        tests=tuple(test for test in tests if test.differs and not test.flaky),
     )
 
 
@@ -105,29 +118,25 @@ def _judge_library(traced: HostLibrary, found: HostLibrary | None) -> ProvedLibr
         status, detail = LibraryStatus.NOT_PROVED, "a process could touch all of its pages"
     else:
         status, detail = LibraryStatus.PROVED, None
-    left = size(union((*traced.touched, *(() if found is None else found.touched))))
+    unused = size(minus(traced.untouched, () if found is None else found.touched))
     return ProvedLibrary(
         path=traced.paths[0],
         soname=None,
         build_id=traced.build_id,
         size=traced.size,
         sha256=traced.sha256,
-        copy_sha256=None,
         status=status,
         detail=detail,
         code_bytes=traced.watched_bytes,
-        unused_bytes=traced.watched_bytes - left,
+        unused_bytes=unused,
         elements=traced.watched_bytes // PAGE_SIZE,
-        unused_elements=(traced.watched_bytes - left) // PAGE_SIZE,
-        trimmed_code_bytes=0,
-        left_bytes=left,
-        processes=0,
-        spans=(),
+        unused_elements=unused // PAGE_SIZE,
+        left_bytes=traced.watched_bytes - unused,
     )
 
 
 def missed_pages(traced: HostUsage, found: HostUsage) -> Iterator[Need]:
-    """The pages that the proof alone touched, by library."""
+    """The pages that the rounds alone touched, by library."""
     touched = {library.sha256: library.touched for library in found.libraries}
     for library in traced.libraries:
         missed = tuple(minus(touched.get(library.sha256, ()), library.touched))
@@ -144,63 +153,6 @@ def missed_pages(traced: HostUsage, found: HostUsage) -> Iterator[Need]:
             )
 
 
-def prove_pages(verification: Verification, verdict: Verdict | None) -> Verdict:
-    """The verdict with the proof of CPU code: by the last run on copies, else by one more run.
-
-    What that run touched joins the traced run.
-
-    Args:
-        verdict: on GPU code; None if there is none. If it is proved, the last attempt was a whole
-            run, and shows what CPU code the tests need.
-
-    Raises:
-        NegativaError: files of the run can't be read or written.
-        Stopped: a signal asked this process to end.
-    """
-    attempt = verification.attempted if verdict is not None and verdict.proved else None
-    attempt = attempt or verification.attempt(None)
-    run = verification.traced.run
-    traced, files = require_usage(run), load_files(run).files
-    known = (*files, *_copies_of(files, attempt.reconstruction))
-    # Copies of earlier attempts are gone. What ran again on the originals counts, too.
-    again = (r for r in attempt.all_rounds if r.kind is RoundKind.ORIGINAL and r.run.has_pages)
-    rounds = [result.run for result in (*attempt.rounds, *again)]
-    found = unite([require_usage(one, known) for one in rounds])
-    tests = evidence_of_tests(attempt)
-    logs = dict.fromkeys(one.page_logs for one in (run, *rounds))
-    started = dict.fromkeys(command for folder in logs for command in unwatched_programs(folder))
-    accepted = verification.settings.verify.opened_originals
-    proof = judge_pages(
-        tests,
-        traced,
-        found,
-        compares_ends=bool(run.trace_files()),
-        unwatched=(c for c in started if not any(matches_command(glob, c) for glob in accepted)),
-    )
-    missed = tuple(missed_pages(traced, found))
-    # Of data, it may have used more than the traced run, too.
-    if unite([traced, found]).libraries != traced.libraries:
-        _add_to_trace(run, rounds, attempt.reconstruction)
-    verdict = verdict or verdict_of(attempt, tests, proof.reasons)
-    facts = tuple(map(facts_of, attempt.all_rounds))
-    return replace(verdict, needs=(*verdict.needs, *missed), rounds=facts, cpu=proof)
-
-
-def _add_to_trace(run: Run, rounds: Iterable[Run], reconstruction: Reconstruction) -> None:
-    """Add what rounds touched to the trace of a run.
-
-    Raises:
-        StoreError: a file can't be read or written.
-    """
-    logs, record = run.page_logs, load_files(run)
-    files = (*record.files, *_copies_of(record.files, reconstruction))
-    write_record(run.page_log_files, replace(record, files=tuple(dict.fromkeys(files))))
-    with refusing(logs, "written"):
-        for one in rounds:
-            for path in files_in(one.page_logs, PAGES_SUFFIX):
-                write_atomically(logs / path.name, path.read_bytes())
-
-
 def _copies_of(files: Iterable[HostFile], reconstruction: Reconstruction) -> Iterator[HostFile]:
     """Copies as if they were their originals: their CPU code is the same, in the same places."""
     # By content: an original may have been touched, or installed again, since it was traced.
@@ -208,4 +160,4 @@ def _copies_of(files: Iterable[HostFile], reconstruction: Reconstruction) -> Ite
     for copy in reconstruction.libraries:
         if (file := known.get(copy.library.sha256 or "")) is not None:
             own = FileKey.of(os.path.realpath(copy.copy), copy.copy_state)
-            yield replace(file, file=own, original=copy.library.path)
+            yield structs.replace(file, file=own, original=copy.library.path)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from pytest_negativa.errors import SYSTEM_REFUSALS, ExitStatus, NegativaError, OptionError, Stopped
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
@@ -20,15 +22,12 @@ from pytest_negativa.processes.programs import interruptible
 from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import fit, print_error, printable
 from pytest_negativa.reporting.verdict import render_cpu, render_verdict
-from pytest_negativa.storage.results import load_usage
 from pytest_negativa.storage.runs import Run, RunsFolder
-from pytest_negativa.tracing.merge import merge_traces
 from pytest_negativa.verifying.heal import verify_and_heal
 from pytest_negativa.verifying.judge import judge
-from pytest_negativa.verifying.page_proof import prove_pages
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
-from pytest_negativa.verifying.traced_run import TracedRun, load_traced_run
+from pytest_negativa.verifying.traced_run import load_traced_run
 from pytest_negativa.verifying.verification import Verification
 
 
@@ -101,18 +100,13 @@ def verify_program(
             run.remove_untraced()
         return status or 1
     run.hold()
-    if is_cpu_alone:
-        usage = load_usage(run) or merge_traces(())
-        traced = TracedRun(run, (), usage, runner.session, own_status)
-    else:
-        traced = load_traced_run(run, settings, own_status)
+    traced = load_traced_run(run, settings, own_status, cpu_alone=is_cpu_alone)
     proves_cpu = settings.cpu and reason is None
     verification = Verification(traced, settings, runner, cpu=proves_cpu)
     verdict = None if is_cpu_alone else _prove_gpu(verification)
     try:
         if proves_cpu:
-            verdict = prove_pages(verification, verdict)
-            verification.write(verdict)
+            verdict = _prove_cpu(verification, verdict)
             _show(render_cpu(verdict), proved=verdict.proves_cpu)
     finally:
         if has_plan:
@@ -138,6 +132,23 @@ def _prove_gpu(verification: Verification) -> Verdict:
         verdict = judge(verification.attempt(traced.planned))
     verification.write(verdict)
     _show(render_verdict(verdict, settings.reports), proved=verdict.proved)
+    return verdict
+
+
+def _prove_cpu(verification: Verification, verdict: Verdict | None) -> Verdict:
+    """The verdict on CPU code, too: if no proof of GPU code shows that, by a run on the originals.
+
+    Args:
+        verdict: on GPU code; None if there is none.
+    """
+    if verdict is None or verdict.cpu is None:
+        found = judge(verification.attempt(None))
+        if verdict is None:
+            verdict = found
+        else:
+            needs = (*verdict.needs, *found.needs)
+            verdict = replace(verdict, needs=needs, rounds=found.rounds, cpu=found.cpu)
+        verification.write(verdict)
     return verdict
 
 

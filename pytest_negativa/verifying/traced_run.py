@@ -15,6 +15,7 @@ from pytest_negativa.models.trace import PROCESS_UNTRACED, Usage
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.results import load_planned, load_usage
 from pytest_negativa.storage.runs import Run
+from pytest_negativa.tracing.merge import merge_traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +58,20 @@ class TracedRun:
         return frozenset(u.library.path for u in self.usage.libraries if u.processes)
 
 
-def load_traced_run(run: Run, settings: Settings, status: int | None = None) -> TracedRun:
+def load_traced_run(
+    run: Run, settings: Settings, status: int | None = None, *, cpu_alone: bool = False
+) -> TracedRun:
     """Read a traced run.
 
     Args:
         status: see ``TracedRun``.
+        cpu_alone: it has no GPU code, and so neither a plan nor perhaps a usage.
 
     Raises:
         NegativaError: the run can't be verified; the message says why.
     """
     _refuse_failed(run)
-    usage = load_usage(run)
+    usage = load_usage(run) or (merge_traces(()) if cpu_alone else None)
     if usage is None:
         raise StoreError(run.why_unplanned())
     # What ran when the last report had been written may have touched more.
@@ -80,7 +84,7 @@ def load_traced_run(run: Run, settings: Settings, status: int | None = None) -> 
     outcomes = run.outcomes_file
     if not outcomes.exists():
         raise StoreError(_why_no_outcomes(run, usage))
-    plans = load_planned(run)
+    plans = () if cpu_alone else load_planned(run)
     planned = tuple(one for one in plans if not one.plan.is_files)
     if settings.granularity is Granularity.KERNEL and any(
         p.plan.granularity != Granularity.KERNEL.value for p in planned

@@ -11,7 +11,7 @@ from itertools import chain
 
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.library import LibraryIdentity
+from pytest_negativa.models.plan import may_be
 from pytest_negativa.models.trace import UNENDED, LibraryUsage, TracedLibrary, Usage, UsageWarning
 from pytest_negativa.models.verdict import Need, Witness
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
@@ -56,7 +56,11 @@ def used_again(planned: Iterable[AnalyzedLibrary], usage: Usage, ptx: str) -> li
     found = []
     for one in planned:
         library = one.plan.library
-        uses = [used for used in usage.libraries if _is_same(used.library, library)]
+        uses = [
+            used
+            for used in usage.libraries
+            if used.library.path == library.path or may_be(used.library, library)
+        ]
         whole = LibraryUsage(
             library=TracedLibrary(path=library.path),
             images=tuple(image for used in uses for image in used.images),
@@ -91,10 +95,3 @@ def used_again(planned: Iterable[AnalyzedLibrary], usage: Usage, ptx: str) -> li
                 )
             )
     return found
-
-
-def _is_same(traced: TracedLibrary, library: LibraryIdentity) -> bool:
-    """Whether both are one content. Without a digest, size and build id stand in for it."""
-    if traced.path == library.path or None not in (traced.sha256, library.sha256):
-        return traced.path == library.path or traced.sha256 == library.sha256
-    return (traced.size, traced.build_id) == (library.size, library.build_id)

@@ -14,9 +14,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.gather import with_pages
+from pytest_negativa.hostcode.gather import add_touched, with_pages
 from pytest_negativa.installed.sites import find_code_distributions, find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
+from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.reconstruction import NO_COPIES, Reconstruction
 from pytest_negativa.models.round import RoundKind
@@ -64,6 +65,7 @@ from pytest_negativa.verifying.evidence import (
     trace_files,
 )
 from pytest_negativa.verifying.judge import judge
+from pytest_negativa.verifying.page_proof import gather_pages
 from pytest_negativa.verifying.round_runner import RoundRunner
 from pytest_negativa.verifying.rounds import RoundResult, run_all
 from pytest_negativa.verifying.same_outcome import (
@@ -93,15 +95,12 @@ class Verification:
     Args:
         runner: runs its rounds.
         cpu: whether the rounds trace CPU code. Compacted copies have their code elsewhere.
-
-    Attributes:
-        attempted: the last attempt, if its rounds traced CPU code.
     """
 
     def __init__(
         self, traced: TracedRun, settings: Settings, runner: RoundRunner, *, cpu: bool
     ) -> None:
-        self.attempted: Attempt | None = None
+        self._touched: Sequence[HostUsage] = ()
         self._cpu = cpu
         self.traced = traced
         self.program = runner.program
@@ -184,7 +183,9 @@ class Verification:
             ended_ns=time.time_ns(),
         )
         attempt = self._rerun(attempt)
-        self.attempted = attempt if self._traces_cpu else None
+        if self._traces_cpu:
+            attempt = gather_pages(attempt)
+            self._touched = attempt.pages or ()
         return attempt
 
     def _rerun(self, attempt: Attempt) -> Attempt:
@@ -396,12 +397,14 @@ class Verification:
         return tuple(user.who for _, user in users)
 
     def write(self, verdict: Verdict) -> None:
-        """Write ``verdict.json``, and into the run's plans what stays."""
+        """Write ``verdict.json``, and into the run's plans and its trace what stays."""
         write_record(self.folder.verdict_file, verdict, indent=1)
         write_record(self.traced.run.verdict_file, verdict, indent=1)
         kept = [need for need in verdict.needs if need.kept and need.witness in STAYING]
         if verdict.proved and kept:
             self.keep(kept)
+        if verdict.cpu is not None:
+            add_touched(self.traced.run, self._touched)
 
     def keep(self, needs: Collection[Need]) -> None:
         """Write into the run's plans that this code stays, also if they are made again."""

@@ -23,6 +23,7 @@ from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.storage.runs import Run
 from tests.support.compiling import needs_compiler
 from tests.support.cutting import compile_library, logged, needs_stub
+from tests.support.faults import PlantedFault
 from tests.support.libraries import QUICKSTART_LIBRARY
 from tests.support.paged import compile_constants, needs_page_watch, symbols_of
 from tests.support.recordings import rewrite
@@ -57,7 +58,8 @@ def test_from_a_run_to_smaller_libraries_elsewhere(
 
     trace(0, 3)
     done = negativa("lock")
-    assert "CPU code and data: " in done.stdout and "NOT PROVED" in done.stderr
+    assert done.stdout.startswith("negativa.lock: CPU code and data: ")
+    assert "NOT PROVED" in done.stderr
     lock = Path("negativa.lock").rename(theirs / "negativa.lock")
     assert load_lock(lock).proof.incomplete == ()
     run = Path(".negativa/latest").resolve()
@@ -187,6 +189,24 @@ def test_another_file_at_the_same_place_is_named(
 def test_a_lock_in_words() -> None:
     lock = with_pages(usage_of(QUICKSTART_LIBRARY))
     assert lock_in_words(lock) == f"the lock of run {lock.proof.run}, NOT PROVED"
+
+
+@pytest.mark.planted_fault(
+    "A lock is widened by a run that may have touched more CPU code than is known.",
+    says="not added to the lock: a library was gone; trace again",
+)
+def test_a_run_with_an_incomplete_trace_widens_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: PlantedFault
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lock = with_pages(usage_of(QUICKSTART_LIBRARY))
+    save_lock(lock, tmp_path / "negativa.lock")
+    run = Run(tmp_path / ".negativa" / "run")
+    run.folder.mkdir(parents=True)
+    usage = usage_of(QUICKSTART_LIBRARY, incomplete=("a library was gone",))
+    run.host_usage_file.write_bytes(msgspec.json.encode(usage))
+    fault.check(negativa("lock", "--add-uses", run, status=1).stderr)
+    assert load_lock(tmp_path / "negativa.lock") == lock
 
 
 @pytest.mark.slow

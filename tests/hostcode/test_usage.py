@@ -17,11 +17,19 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytest_negativa.hostcode.functions import FunctionStarts, functions_within, summarize
-from pytest_negativa.hostcode.gather import FilePages, describe, identify, unite
+from pytest_negativa.hostcode.gather import (
+    FilePages,
+    add_touched,
+    describe,
+    gather,
+    identify,
+    unite,
+)
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.hostcode import (
     FileKey,
     HostFile,
+    HostFiles,
     HostLibrary,
     HostReport,
     HostRow,
@@ -31,6 +39,8 @@ from pytest_negativa.models.hostcode import (
 from pytest_negativa.models.spans import PAGE_SIZE, Span, union
 from pytest_negativa.processes.page_watch import read_processor
 from pytest_negativa.reporting.pages import render_host_report
+from pytest_negativa.storage.records import write_record
+from pytest_negativa.storage.runs import LOST_NAME, Run
 from tests.support.compiling import compile_shared, needs_compiler
 from tests.support.paged import compile_paged, symbols_of
 
@@ -98,6 +108,34 @@ def test_a_union_loses_no_page(first: HostUsage, second: HostUsage) -> None:
         assert union((*whole.touched, *library.touched)) == whole.touched
         assert library.unwatched is None or whole.unwatched is not None
         assert set(library.paths) <= set(whole.paths)
+
+
+def test_what_a_proof_touched_is_of_the_run(tmp_path: Path) -> None:
+    run, processor = Run(tmp_path), Processor(model="X", flags=())
+    run.page_logs.mkdir()
+    (run.page_logs / LOST_NAME).write_bytes(bytes(4))
+    write_record(run.page_log_files, HostFiles(processor=processor))
+    library = HostLibrary(
+        sha256="a" * 64,
+        size=PAGE_SIZE,
+        build_id=None,
+        paths=("/a.so",),
+        watched=(Span(0, PAGE_SIZE),),
+        touched=(Span(0, PAGE_SIZE),),
+    )
+    found = HostUsage(
+        processors=(processor,),
+        processes={"001-verify": 2},
+        libraries=(library,),
+        incomplete=("a full disk",),
+        failed=("001-verify: 1 test failed",),
+    )
+    add_touched(run, [found])
+    own = replace(found, processes={run.run_id: 0}, incomplete=(), failed=())
+    assert gather(run) == own
+    # Also when it is read again, or copied elsewhere.
+    run.page_log_files.unlink()
+    assert gather(run) == own
 
 
 def test_processors_are_listed_each_once() -> None:

@@ -133,6 +133,11 @@ def test_what_is_not_proved(fault: PlantedFault) -> None:
     assert not_proved(proof(one, found=None), library(watched=(), unread=())) == ()
 
 
+def test_a_sealed_lock_has_its_libraries_by_path() -> None:
+    lock = with_cpu_code(EMPTY, usage(library("/b.so"), library("/a.so", TWO)), None, Place)
+    assert seal(replace(lock, libraries=lock.libraries[::-1])) == lock
+
+
 def test_notes_of_tests() -> None:
     lock = with_cpu_code(
         EMPTY, usage(failed=("R: 1 test failed",), chosen=("R: -k a",)), None, Place

@@ -13,7 +13,7 @@ from pytest_negativa.models.spans import PAGE_SIZE, Span
 from pytest_negativa.models.verdict import CpuProof, LibraryStatus, Need
 from pytest_negativa.reporting.verdict import render_cpu
 from pytest_negativa.storage.runs import Run
-from pytest_negativa.verifying.judge import TestEvidence
+from pytest_negativa.verifying.judge import TestEvidence, judge_tests, reasons_of_outcomes
 from pytest_negativa.verifying.page_proof import (
     UNAUDITED,
     UNCOMPARED,
@@ -70,10 +70,13 @@ def judge(
     traced: tuple[HostLibrary, ...] = (TRACED,),
     lacks: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
 ) -> CpuProof:
+    tests = tests or evidence()
+    verdicts = judge_tests(tests)
     return judge_pages(
-        tests or evidence(),
         usage_of(*traced, incomplete=lacks[0]),
         usage_of(*found, incomplete=lacks[1]),
+        verdicts,
+        reasons_of_outcomes(tests, verdicts),
         compares_ends=False,
     )
 
