@@ -647,12 +647,6 @@ def test_manifests_that_are_refused(site: Made) -> None:
         assert snapshot(site.folder) == before
 
 
-def test_a_folder_has_no_target(site: Made, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="cp -a PATH COPY"):
-        run(site, target=tmp_path / "target")
-    assert not (tmp_path / "target").exists()
-
-
 def lock_with_unknown(site: Made) -> Lock:
     first, *others = site.lock.libraries
     digest = hashlib.sha256(b"unknown").hexdigest()
