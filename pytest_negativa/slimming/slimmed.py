@@ -22,7 +22,6 @@ from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.file_kinds import ELF_MAGIC
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
 from pytest_negativa.slimming.manifest import (
-    how_to_reinstall,
     is_reinstalled,
     is_uninstalled,
     may_be_kept,
@@ -235,7 +234,7 @@ def _read_entry(tree: Tree, group: FileGroup) -> SlimmedFile:
     )
 
 
-def kept_original(root: Path, entry: SlimmedFile) -> Path | None:
+def kept_original(tree: Tree, entry: SlimmedFile) -> Path | None:
     """The file of an original that was kept; None: the library and its spare give it.
 
     Raises:
@@ -248,5 +247,5 @@ def kept_original(root: Path, entry: SlimmedFile) -> Path | None:
         return None
     why = "was not kept" if kept is None else f"({kept}) is gone, or no longer that file"
     raise ReconstructError(
-        f"was slimmed, and its original {why}; {how_to_reinstall(entry.reinstall)}"
+        f"was slimmed, and its original {why}; {tree.how_to_reinstall(*entry.names)}"
     )
