@@ -265,6 +265,7 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: A
 def _request(flags: SimpleNamespace) -> SlimRequest:
     """The request of the options, which have click's names."""
     first = str(flags.paths[0]) if flags.paths else ""
+    packages = any(map(is_package, flags.paths))
     is_word = first.isalpha() and not os.path.lexists(first)
     if is_word and (near := did_you_mean(first, ("check", "undo"))):
         raise click.UsageError(f"{first}: neither a path nor a subcommand{near}")
@@ -309,6 +310,23 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
         ),
         (flags.spare_holes, flags.spare is not None, "--spare-holes goes with --spare"),
         (flags.target, flags.keep_originals is None, "--target does not change the package"),
+        (
+            flags.target,
+            packages,
+            "--target takes a wheel or conda package; to keep a folder unchanged, copy it "
+            "(cp -a PATH COPY) and slim the copy",
+        ),
+        (
+            packages,
+            len(flags.paths) == 1,
+            "slim takes one package at a time, and nothing beside it",
+        ),
+        (
+            packages,
+            flags.target,
+            "a package needs --target DIR, the folder for the smaller package",
+        ),
+        (packages, flags.spare is None, "--spare takes installed libraries, not packages"),
         (
             by_lock,
             flags.lock_file is not None or Path(LOCK).is_file(),

@@ -100,16 +100,13 @@ def update_rows(text: str, site: Path, changes: Mapping[str, RecordLine]) -> str
     )
 
 
-def update_record(record: Path, update: Callable[[str], str], hidden: Path | None = None) -> bool:
+def update_record(record: Path, update: Callable[[str], str], hidden: Path | None = None) -> None:
     """Change what a file says of installed files.
 
     Args:
         record: a RECORD, or a file of ``conda-meta``; mode and owner stay as they are.
         update: its text to the new one.
-        hidden: see ``storage.atomic.NewFile``; a file of that name is replaced.
-
-    Returns:
-        Whether the text is another one.
+        hidden: see ``storage.atomic.NewFile``.
 
     Raises:
         StoreError: the file can't be read or written; then it is as it was. Or another process
@@ -120,24 +117,17 @@ def update_record(record: Path, update: Callable[[str], str], hidden: Path | Non
         text = read_regular(record).decode("utf-8")
         updated = update(text)
     except FileNotFoundError:
-        return False
+        return
     except OSError as e:
         raise StoreError(f"{record}: cannot be read: {e.strerror}") from e
-    except UnicodeDecodeError as e:
-        raise StoreError(f"{record}: not UTF-8 at byte {e.start}") from e
-    except csv.Error as e:
-        raise StoreError(f"{record}: not CSV: {e}") from e
-    except UNDECODABLE as e:
-        raise StoreError(f"{record}: not JSON of conda: {e}") from e
+    except (csv.Error, *UNDECODABLE) as e:
+        raise StoreError(f"{record}: damaged: {e}") from e
     if updated == text:
-        return False
+        return
     with refusing(record, "written"):
-        if hidden is not None:
-            hidden.unlink(missing_ok=True)
         if FileState.of(record.stat()) != before:
             raise StoreError(f"{record} was replaced while negativa worked; run the command again")
     write_atomically(record, updated.encode(), hidden=hidden, durable=True)
-    return True
 
 
 def _update(text: str, row: list[str], line: RecordLine | None) -> str:

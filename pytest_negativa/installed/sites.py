@@ -91,10 +91,10 @@ class Installed:
         sizes = {name: int(line.size) for name, line in self.code_files.items()}
         return map_files(str(self.site), self.name, self.code_digest, sizes)
 
-    def update(self, changes: Mapping[str, RecordLine], hidden: Path | None = None) -> bool:
+    def update(self, changes: Mapping[str, RecordLine], hidden: Path | None = None) -> None:
         """Change what its record says of files, see ``update_record``."""
         update = update_entries if self.is_conda else update_rows
-        return update_record(self.record, lambda text: update(text, self.site, changes), hidden)
+        update_record(self.record, lambda text: update(text, self.site, changes), hidden)
 
     def reinstall_command(self) -> str | None:
         """The command that installs it again, if one is known."""

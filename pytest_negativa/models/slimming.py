@@ -33,9 +33,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
             library that went whole has none.
         records: the RECORD files that had a line for it.
         original: where the original lies; None if it was not kept.
-        notes: what a reader should know.
         never_loaded: no run of the lock or the trace loaded it, so all code that may leave is gone.
-        reinstall: the command that installs its distribution again, if one is known.
         spare: where the pages lie that the library lacks; None: it has no spare. Library and spare
             together give the original.
         holes: how many mappings of the spare the library has.
@@ -55,9 +53,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     certificate: str | None = None
     records: tuple[str, ...] = ()
     original: str | None = None
-    notes: tuple[str, ...] = ()
     never_loaded: bool = False
-    reinstall: str | None = None
     spare: str | None = None
     holes: NonNegative = 0
     replaced: Sha256 | None = None

@@ -224,7 +224,7 @@ def copy_file(
     Args:
         original: the file.
         target: the copy.
-        hidden: see ``storage.atomic.NewFile``; a file of that name is replaced.
+        hidden: see ``storage.atomic.NewFile``.
         like: another file, whose owner, mode, attributes and times the copy gets.
         mode, mtime_ns: what the copy gets instead, as ``chmod`` takes it and in ns since the epoch.
 
@@ -232,8 +232,6 @@ def copy_file(
         OSError: it can't be written.
         NegativaError: it can't be read.
     """
-    if hidden is not None:
-        hidden.unlink(missing_ok=True)
     with (
         ByteSource(original) as source,
         opened(like or source) as model,

@@ -9,7 +9,7 @@ from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.code_files import removed_packages
-from pytest_negativa.slimming.manifest import how_to_reinstall, manifest_of
+from pytest_negativa.slimming.manifest import manifest_of
 from pytest_negativa.slimming.request import OnProgress, counter
 from pytest_negativa.slimming.slimmed import UNREADABLE, Fate, fate_of, unlisted
 from pytest_negativa.slimming.spares import is_moved, problem_of
@@ -88,7 +88,7 @@ def _judge(tree: Tree, name: str, entry: SlimmedFile | FileGroup) -> _Judgement:
     elif tree.digest(group) is None:
         return SlimStatus.FAILED, UNREADABLE
     undo = f"negativa slim undo {shlex.quote(str(tree.root))}, or " if entry.original else ""
-    return status, f"{detail}; {undo}{how_to_reinstall(entry.reinstall)}"
+    return status, f"{detail}; {undo}{tree.how_to_reinstall(name)}"
 
 
 def _judge_result(tree: Tree, name: str, entry: SlimmedFile) -> _Judgement:

@@ -35,7 +35,6 @@ from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.globs import normalized
 from pytest_negativa.slimming.atomic_replacement import copy_file, keep_original, take, take_out
 from pytest_negativa.slimming.journal import Journal
-from pytest_negativa.slimming.manifest import how_to_reinstall
 from pytest_negativa.slimming.recipes import Recipe
 from pytest_negativa.slimming.request import SlimOptions
 from pytest_negativa.slimming.slimmed import UNREADABLE
@@ -317,8 +316,7 @@ def _put_back(journal: Journal, package: Package, *, dry_run: bool) -> Iterator[
     if failed:
         first, *others = failed.values()
         more = f" (and {format_items(len(others), 'more file', 'more files')})" if others else ""
-        again = map(how_to_reinstall, dict.fromkeys(map(tree.reinstall_command, failed)))
-        detail = f"cannot be put back: {first}{more}; {'; '.join(again)}"
+        detail = f"cannot be put back: {first}{more}; {tree.how_to_reinstall(*failed)}"
         yield SlimRow.unchanged(package.name, SlimStatus.FAILED, 0, detail)
     back = gone.keys() - failed
     if back:

@@ -12,8 +12,9 @@ import contextlib
 import functools
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -82,22 +83,14 @@ class Journal:
             look(place, state, by_ctime=True)
         return places
 
-    def save(self) -> None:
-        """Write the manifest.
+    def save(self, **changes: Any) -> None:
+        """Write the manifest with other fields; an interruption finds the old ones or these.
 
         Raises:
             StoreError: it can't be written.
         """
+        self.manifest = replace(self.manifest, **changes)
         save_manifest(self.root, self.manifest, self.token)
-
-    def change(self, slimmed: Mapping[str, SlimmedFile]) -> None:
-        """Write the manifest with these libraries; an interruption finds the old ones or these.
-
-        Raises:
-            StoreError: it can't be written.
-        """
-        self.manifest = replace(self.manifest, slimmed=dict(slimmed))
-        self.save()
 
     @contextlib.contextmanager
     def at_work(self, spares: Iterable[Path] = ()) -> Iterator[None]:
@@ -109,11 +102,9 @@ class Journal:
             StoreError: the manifest can't be written.
         """
         folders = tuple(sorted({*self.manifest.run_spares, *map(str, spares)}))
-        self.manifest = replace(self.manifest, run=self.token, run_spares=folders)
-        self.save()
+        self.save(run=self.token, run_spares=folders)
         yield
-        self.manifest = replace(self.manifest, run=None, run_spares=())
-        self.save()
+        self.save(run=None, run_spares=())
 
     def note_back(self, key: str, entry: SlimmedFile, names: Sequence[str]) -> None:
         """Note that names lead to an original again: ``finish`` gives RECORD files its lines."""

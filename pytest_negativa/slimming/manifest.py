@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import msgspec
 
 from pytest_negativa.errors import StoreError, refusing
 from pytest_negativa.installed.record import record_digest
-from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.slimming import (
     SlimManifest,
     SlimmedFile,
@@ -20,9 +18,6 @@ from pytest_negativa.slimming.tree import MANIFEST_NAME, Records, Tree, staged_n
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.system import read_regular
-
-# In JSON, behind an even number of backslashes.
-_ZERO = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def load_manifest(root: Path) -> SlimManifest:
@@ -39,21 +34,16 @@ def load_manifest(root: Path) -> SlimManifest:
     except OSError as e:
         hint = "" if path.is_file() else "; move it away"
         raise StoreError(f"{path}: cannot be read: {e.strerror}{hint}") from e
-    try:
-        msgspec.json.decode(data)
-    except UNDECODABLE as e:
-        raise StoreError(
-            f"{path}: damaged: {e}; copy it from a backup, or move it away: then undo puts back "
-            "libraries that have a spare, and others come back by installing them again"
-        ) from e
     manifest = decode_versioned(
         data,
         SlimManifest,
         origin=str(path),
         what="a manifest of negativa slim",
-        remedy="use the release of pytest-negativa that wrote it",
+        remedy="use the release of pytest-negativa that wrote it; if it is damaged, copy it from a "
+        "backup, or move it away: then undo puts back libraries that have a spare, and others come "
+        "back by installing them again",
     )
-    if _ZERO.search(data) is not None:
+    if rb"\u0000" in data:
         # No path has one, and Python's functions raise ValueError for it.
         raise StoreError(f"{path}: not a manifest of negativa slim: a zero byte in a text")
     names = (name for entry in manifest.slimmed.values() for name in entry.names)
@@ -115,11 +105,6 @@ def may_be_kept(entry: SlimmedFile) -> bool:
 def spares_of(entries: Iterable[SlimmedFile]) -> set[Path]:
     """The spares of libraries, where slim put them."""
     return {Path(entry.spare) for entry in entries if entry.spare is not None}
-
-
-def how_to_reinstall(command: str | None) -> str:
-    """Advice for getting back a file whose original was not kept."""
-    return "install it again" + ("" if command is None else f": {command}")
 
 
 def is_uninstalled(root: Path, entry: SlimmedFile) -> bool:

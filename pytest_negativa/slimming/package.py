@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import io
 import os
+import re
 import shutil
 import stat
 import tarfile
@@ -64,6 +65,7 @@ Pack = Callable[[BinaryIO, bytes], None]
 # Signatures of RECORD, which changes.
 _SIGNATURES = ("RECORD.jws", "RECORD.p7s")
 _FILES, _PATHS, _CONDA_NOTICE = "info/files", "info/paths.json", f"info/{NOTICE}"
+_WHEEL_RECORD = re.compile(rf"[^/]+\.dist-info/{RECORD}")
 # That of conda-package-handling.
 _LEVEL = 19
 _STEP = 1 << 20
@@ -93,13 +95,15 @@ def slim_package(
     Nothing is written if a library fails.
 
     Raises:
-        OptionError: the request contradicts itself; nothing was done.
+        OptionError: the folder has such a package, or see ``slim_trees``; nothing was done.
         NegativaError: the package can't be read, or the new one can't be written.
     """
-    package, target = _check(request)
-    work = target if target.is_dir() and not request.options.dry_run else None
+    [package], target = request.paths, request.target
+    assert target is not None, "a package is never slimmed in place"
+    _check(package, target, dry_run=request.options.dry_run)
+    work = None if request.options.dry_run else target
     with unpacked_package(package, work) as (folder, pack):
-        report = slim_trees(dataclasses.replace(request, paths=(folder,), target=None), on_progress)
+        report = slim_trees(dataclasses.replace(request, paths=(folder,)), on_progress)
         if report.failed or request.options.dry_run:
             return report
         slimmed = [row for row in report.rows if row.status is SlimStatus.SLIMMED]
@@ -130,28 +134,14 @@ def unpacked_package(package: Path, work: Path | None = None) -> Iterator[tuple[
         yield folder, pack
 
 
-def _check(request: SlimRequest) -> tuple[Path, Path]:
-    [package, *more] = request.paths
-    target = request.target
-    if more:
-        raise OptionError(f"{package}: slim takes one package at a time, and nothing beside it")
-    if target is None:
-        raise OptionError(
-            f"{package}: a package needs --target DIR, the folder for the smaller package"
-        )
-    if request.options.spare is not None:
-        raise OptionError(f"{package}: --spare takes installed libraries, not packages")
-    try:
-        ByteSource(package).close()
-    except FormatError as e:
-        raise OptionError(str(e)) from e
+def _check(package: Path, target: Path, *, dry_run: bool) -> None:
+    """Make the folder for the smaller package, and refuse one that can't take it."""
     if os.path.lexists(target / package.name):
         raise OptionError(f"{target / package.name} exists; name another folder, or move it away")
-    if not request.options.dry_run:
+    if not dry_run:
         make_folder(target)
         if not os.access(target, os.W_OK | os.X_OK):
             raise ReconstructError(f"{target}: cannot be written: Permission denied")
-    return package, target
 
 
 def _write(target: Path, package: Path, pack: Pack, slimmed: Sequence[SlimRow]) -> None:
@@ -183,26 +173,15 @@ def _unpack_wheel(source: ByteSource, folder: Path) -> Pack:
         FormatError: the wheel is damaged, or none.
     """
     archive = open_zip(source)
-    seen: set[str] = set()
     for info in archive.infolist():
-        problem = None
         if clean_name(info.filename) != info.filename.rstrip("/"):
-            problem = "leads out of the archive"
-        elif info.filename in seen:
-            problem = "is there twice"
-        elif info.flag_bits & ENCRYPTED:
-            problem = "is encrypted"
-        if problem is not None:
-            raise FormatError(source.path, None, f"{info.filename!r} {problem}")
-        seen.add(info.filename)
+            raise FormatError(source.path, None, f"{info.filename!r} leads out of the archive")
+        if info.flag_bits & ENCRYPTED:
+            raise FormatError(source.path, None, f"{info.filename!r} is encrypted")
+    # A name may be there twice; the last one counts, as for pip.
     infos = {info.filename: info for info in archive.infolist() if not info.is_dir()}
     archive.extractall(folder, infos)  # noqa: S202 (a ZIP archive; its names were checked)
-    names = (name.split("/") for name in infos)
-    records = [
-        Path(*parts)
-        for parts in names
-        if len(parts) == 2 and parts[0].endswith(".dist-info") and parts[1] == RECORD
-    ]
+    records = [Path(name) for name in infos if _WHEEL_RECORD.fullmatch(name)]
     if len(records) != 1:
         problem = f"has {len(records)} folders *.dist-info with RECORD, expected 1; no wheel"
         raise FormatError(source.path, None, problem)

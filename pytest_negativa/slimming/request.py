@@ -123,9 +123,8 @@ def refuse_contradictions(request: SlimRequest, roots: Iterable[Path]) -> None:
         roots: the folders.
 
     Raises:
-        OptionError: it has the target of a package; a folder for originals or spares lies in a
-            folder to slim, or around it; or ``drop_never_loaded`` has a lock that doesn't prove
-            what was loaded.
+        OptionError: a folder for originals or spares lies in a folder to slim, or around it; or
+            ``drop_never_loaded`` has a lock that doesn't prove what was loaded.
         ReconstructError: see ``refuse_shared``.
     """
     if request.drop_never_loaded and request.lock is not None:
@@ -139,11 +138,6 @@ def refuse_contradictions(request: SlimRequest, roots: Iterable[Path]) -> None:
             )
         if not request.lock.gpu_libraries:
             raise OptionError("--drop-never-loaded: the lock has no GPU code, so it proves nothing")
-    if request.target is not None:
-        raise OptionError(
-            "--target takes a wheel or conda package; to keep a folder unchanged, copy it "
-            "(cp -a PATH COPY) and slim the copy"
-        )
     for root in roots:
         _refuse_aside(request.options, root)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
-import resource
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -158,8 +157,7 @@ def _slim_folders(
     Raises:
         NegativaError: a folder can't be read or written.
     """
-    begun: dict[Path, Iterator[Removal]] = {}
-    slimmers = [Slimmer(folder, begun) for folder in folders]
+    slimmers = [Slimmer(folder) for folder in folders]
     count = counter(sum(folder.size for folder in folders), on_progress)
     holes = min_hole = 0
     if (spare := options.spare) is not None:
@@ -184,41 +182,42 @@ class Slimmer:
 
     Args:
         work: what is to be done.
-        begun: by path, see ``_steps``; the planned libraries are open.
 
     Attributes:
         rows: what became of each library.
     """
 
-    def __init__(self, work: WorkList, begun: dict[Path, Iterator[Removal]] | None = None) -> None:
+    def __init__(self, work: WorkList) -> None:
         self.journal = work.journal
         self.work = work
         self.options = work.options
         self.rows = work.rows
         self._min_hole = LEAST_HOLE
-        self._begun = {} if begun is None else begun
+        # What ``foresee_holes`` found, by name.
+        self._planned: dict[str, Removal] = {}
         # Those that libraries had before.
         self._spares: set[Path] = set()
 
-    def foresee_holes(self) -> Iterator[int]:
+    def foresee_holes(self) -> list[int]:
         """Sizes in bytes of the holes that the libraries of the work list could have."""
         tasks = [task for task in self.work.tasks if task.recipe.spare is not None]
         with concurrent.futures.ThreadPoolExecutor(self.options.jobs) as pool:
-            for sizes in pool.map(self._begin, tasks):
-                yield from sizes
+            list(pool.map(self._foresee, tasks))
+        return [size for planned in self._planned.values() for size in planned.hole_sizes]
 
-    def _begin(self, task: Task) -> Sequence[int]:
-        """Plan a library, for the sizes of its holes; () if the work on it will tell why not."""
-        steps = self._steps(task)
-        try:
-            planned = next(steps)
-        except NegativaError:
-            return ()
-        # Each job takes up to eight descriptors, and a library with its spare two.
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if len(self._begun) < (limit - 8 * self.options.jobs) // 3:
-            self._begun[self.journal.root / task.name] = steps
-        return planned.hole_sizes
+    def _foresee(self, task: Task) -> None:
+        """Plan a library; if that fails, the work on it will tell why."""
+        with contextlib.suppress(NegativaError), self._original(task) as source:
+            self._planned[task.name] = plan_library(task.recipe, source)
+
+    @contextlib.contextmanager
+    def _original(self, task: Task) -> Iterator[ByteSource]:
+        """The original, open for reading; of one with a spare, the digest is not compared."""
+        with contextlib.ExitStack() as stack:
+            source = stack.enter_context(ByteSource(task.source))
+            if task.spare is not None:
+                source = OriginalSource(source, stack.enter_context(ByteSource(task.spare)))
+            yield source
 
     def count_holes(self, *, without_tasks: bool = False) -> int:
         """The number of holes of the folder's libraries, or of those that no task is to change."""
@@ -328,9 +327,7 @@ class Slimmer:
         whole = task.recipe.source
         if task.recipe.kind is not Kind.WHOLE:
             try:
-                if (steps := self._begun.pop(self.journal.root / task.name, None)) is None:
-                    next(steps := self._steps(task))
-                return next(steps)
+                return self._slim(task)
             except CannotCompactError as e:
                 if task.slimmed is None:
                     raise
@@ -338,21 +335,18 @@ class Slimmer:
         self._make_whole(task)
         return Removal(whole=whole, size_after=task.size)
 
-    def _steps(self, task: Task) -> Iterator[Removal]:
-        """Plan a library, then make the smaller file; meanwhile it stays open."""
+    def _slim(self, task: Task) -> Removal:
+        """Make the smaller file, or forecast its size."""
         is_dry = self.options.dry_run
-        with contextlib.ExitStack() as stack:
-            source = stack.enter_context(ByteSource(task.source))
-            if task.spare is not None:
-                source = OriginalSource(source, stack.enter_context(ByteSource(task.spare)))
-            yield (planned := plan_library(task.recipe, source))
-            if task.spare is not None and is_dry:
-                check_pair(task.source, task.spare)
-            elif task.spare is not None:
-                # Its digest is compared, unlike that of what was planned.
-                rebuild_original(task.source, task.spare, self._rebuilt(task))
-                source = stack.enter_context(ByteSource(self._rebuilt(task)))
-            yield slim_library(
+        original: contextlib.AbstractContextManager[ByteSource] = self._original(task)
+        if task.spare is not None and is_dry:
+            check_pair(task.source, task.spare)
+        elif task.spare is not None:
+            rebuild_original(task.source, task.spare, self._rebuilt(task))
+            original = ByteSource(self._rebuilt(task))
+        with original as source:
+            planned = self._planned.pop(task.name, None) or plan_library(task.recipe, source)
+            return slim_library(
                 task.recipe,
                 source,
                 None if is_dry else self._staged(task),
@@ -441,9 +435,9 @@ class Slimmer:
         noted = [before[name] for name in task.names if name in before]
         if task.slimmed is not None:
             noted = [task.slimmed.entry]
-        old = next((one for one in noted if one.original_sha256 == file.original_sha256), None)
+        same = (one.original for one in noted if one.original_sha256 == file.original_sha256)
+        original = next(same, None)
         replaced = None if task.slimmed is None else task.slimmed.sha256
-        original = None if old is None else old.original
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / file.original_sha256
             [state, *_] = places.values()
@@ -455,7 +449,6 @@ class Slimmer:
         status = staged.stat()
         installers = (one for name in task.names for one in journal.tree.installers(name))
         records = tuple(dict.fromkeys(os.path.relpath(i.record, journal.root) for i in installers))
-        reinstall = next(filter(None, map(journal.tree.reinstall_command, task.names)), None)
         entry = SlimmedFile(
             names=task.names,
             original_sha256=file.original_sha256,
@@ -468,18 +461,15 @@ class Slimmer:
             gpu_code_removed=made.gpu_code_removed,
             certificate=file.certificate,
             never_loaded=task.recipe.kind in FOR_NEVER_LOADED,
-            # Its RECORD may have been removed since.
-            records=records or (() if old is None else old.records),
+            records=records,
             original=original,
-            notes=notes,
-            reinstall=reinstall or (None if old is None else old.reinstall),
             spare=None if spare is None else str(spare),
             holes=file.mapped if isinstance(file, Cut) else 0,
             replaced=None if replaced == file.sha256 else replaced,
         )
         # In one step: an interruption saves the manifest, too.
         others = {name: other for name, other in before.items() if name not in task.names}
-        journal.change({**others, task.name: entry})
+        journal.save(slimmed={**others, task.name: entry})
         try:
             if spare is not None and isinstance(file, Cut):
                 publish(file.spare, spare)
@@ -488,7 +478,7 @@ class Slimmer:
             if not any(is_same_file(state_at(place), FileState.of(status)) for place in places):
                 # The library that stays may need that very spare, and be in no manifest.
                 self._spares |= spares_of([entry]) - {task.spare}
-                journal.change(before)
+                journal.save(slimmed=before)
             raise
         return notes
 

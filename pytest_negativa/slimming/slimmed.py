@@ -22,7 +22,6 @@ from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.file_kinds import ELF_MAGIC
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
 from pytest_negativa.slimming.manifest import (
-    how_to_reinstall,
     is_reinstalled,
     is_uninstalled,
     may_be_kept,
@@ -46,16 +45,25 @@ class Fate(enum.Enum):
 _RESULT = (Fate.RESULT, None)
 
 
-def fate_of(tree: Tree, name: str, entry: SlimmedFile) -> tuple[Fate, str | None]:
+def fate_of(
+    tree: Tree, name: str, entry: SlimmedFile, *, by_digest: bool = True
+) -> tuple[Fate, str | None]:
     """The fate of a name of a slimmed library, and in words what brought it about, if known.
 
-    By digest: some tools give all files the same time, so time and size tell nothing.
+    Args:
+        tree: of the folder.
+        name: the name.
+        entry: what the manifest says.
+        by_digest: some tools give all files the same time, so time and size tell nothing;
+            otherwise they tell a result.
     """
     if (group := tree.group_of(name)) is None:
         if is_uninstalled(tree.root, entry):
             why = "it is no longer there, and its distribution is no longer installed"
             return Fate.ANOTHER, why
         return Fate.GONE, None
+    if not by_digest and (group.size, group.state.mtime_ns) == (entry.size, entry.mtime_ns):
+        return _RESULT
     digest = tree.digest(group)
     known = {
         entry.original_sha256: (Fate.ORIGINAL, "the original is back"),
@@ -151,25 +159,19 @@ def find_slimmed(tree: Tree, manifest: SlimManifest, *, by_digest: bool) -> Iter
 
     Args:
         tree, manifest: of the folder.
-        by_digest: read all of them; otherwise size and time tell a result.
+        by_digest: see ``fate_of``.
     """
     for key, entry in manifest.slimmed.items():
-        if not tree.covers(entry.names):
-            continue
-        if not by_digest and all(_is_result(tree, name, entry) for name in entry.names):
-            yield Slimmed(key, entry, dict.fromkeys(entry.names, _RESULT), entry.sha256)
-            continue
-        found = Slimmed(key, entry, {n: fate_of(tree, n, entry) for n in entry.names}, None)
-        digests = [tree.digest(group) for group in filter(None, map(tree.group_of, found.results))]
-        yield replace(found, sha256=None if None in digests else next(iter(digests), None))
-
-
-def _is_result(tree: Tree, name: str, entry: SlimmedFile) -> bool:
-    group = tree.group_of(name)
-    if group is None or group.size != entry.size:
-        return False
-    # A copy of a tree may have other times.
-    return group.state.mtime_ns == entry.mtime_ns or tree.digest(group) == entry.sha256
+        if tree.covers(entry.names):
+            fates = {name: fate_of(tree, name, entry, by_digest=by_digest) for name in entry.names}
+            found = Slimmed(key, entry, fates, entry.sha256)
+            if not found.is_whole:
+                here = filter(None, map(tree.group_of, found.results))
+                digests = [tree.digest(group) for group in here]
+                found = replace(
+                    found, sha256=None if None in digests else next(iter(digests), None)
+                )
+            yield found
 
 
 def unlisted(tree: Tree, manifest: SlimManifest) -> Iterator[FileGroup]:
@@ -235,7 +237,7 @@ def _read_entry(tree: Tree, group: FileGroup) -> SlimmedFile:
     )
 
 
-def kept_original(root: Path, entry: SlimmedFile) -> Path | None:
+def kept_original(tree: Tree, entry: SlimmedFile) -> Path | None:
     """The file of an original that was kept; None: the library and its spare give it.
 
     Raises:
@@ -248,5 +250,5 @@ def kept_original(root: Path, entry: SlimmedFile) -> Path | None:
         return None
     why = "was not kept" if kept is None else f"({kept}) is gone, or no longer that file"
     raise ReconstructError(
-        f"was slimmed, and its original {why}; {how_to_reinstall(entry.reinstall)}"
+        f"was slimmed, and its original {why}; {tree.how_to_reinstall(*entry.names)}"
     )

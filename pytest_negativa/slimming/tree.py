@@ -196,10 +196,11 @@ class Tree:
         found = ((one.libraries[path].digest, one.record) for one in self.installers(name))
         return {digest: record for digest, record in found if digest}
 
-    def reinstall_command(self, name: str) -> str | None:
-        """The command that installs the distribution of a file again, if one is known."""
-        installers = self.installers(name)
-        return installers[-1].reinstall_command() if installers else None
+    def how_to_reinstall(self, *names: str) -> str:
+        """Advice for getting back files that were not kept, by the commands that are known."""
+        installers = (one for name in names for one in self.installers(name)[-1:])
+        commands = dict.fromkeys(filter(None, (one.reinstall_command() for one in installers)))
+        return "install it again" + (f": {'; '.join(commands)}" if commands else "")
 
     def digest(self, group: FileGroup) -> str | None:
         """SHA-256 of a file as it was found, in hex; None if it can't be read."""

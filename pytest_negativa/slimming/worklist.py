@@ -196,7 +196,7 @@ def task_of(tree: Tree, library: Slimmed, recipe: Recipe) -> Task:
     if library.results and library.sha256 is None:
         raise ReconstructError(UNREADABLE)
     found = [tree.root / name for name in library.originals[:1]]
-    source = found[0] if found else kept_original(tree.root, entry)
+    source = found[0] if found else kept_original(tree, entry)
     here = tree.root / names[0]
     spare = find_spare(here, tree.note(names[0])) if source is None else None
     return Task(recipe, source or here, names, entry.original_size, library, spare=spare)
@@ -326,8 +326,7 @@ class WorkList:
 
     def digests(self, sizes: Set[int]) -> dict[FileGroup, str | None]:
         """Digests of the files that have one of these sizes in bytes, and no recipe yet."""
-        candidates = [g for g in self.tree.groups if g.size in sizes and self.is_free(g.names)]
-        candidates.sort(key=lambda group: -group.size)
+        candidates = (g for g in self.tree.groups if g.size in sizes and self.is_free(g.names))
         found = {group: self.tree.digest(group) for group in candidates}
         for group in [group for group, digest in found.items() if digest is None]:
             self.unread.add(group.size)

@@ -37,8 +37,7 @@ def update(record: Path, text: bytes, *names: str) -> bytes:
     record.write_bytes(text)
     site = record.parents[1]
     changes = {os.path.normpath(site / name): NEW for name in names}
-    changed = installed(record).update(changes)
-    assert changed == (record.read_bytes() != text)
+    installed(record).update(changes)
     return record.read_bytes()
 
 
@@ -80,20 +79,20 @@ def test_names_with_commas_quotes_and_other_letters(record: Path) -> None:
 
 
 def test_no_record(record: Path) -> None:
-    assert not installed(record).update({str(record.parents[1] / "x.so"): NEW})
+    installed(record).update({str(record.parents[1] / "x.so"): NEW})
     assert not record.exists()
 
 
 def test_not_utf8(record: Path) -> None:
     record.write_bytes(b"x.so,o,5\n\xff.so,o,5\n")
-    with pytest.raises(StoreError, match="not UTF-8 at byte 9"):
+    with pytest.raises(StoreError, match=r"damaged: .* byte 0xff in position 9"):
         installed(record).update({str(record.parents[1] / "x.so"): NEW})
 
 
 def test_field_that_no_path_is_as_long_as(record: Path) -> None:
     """Python's reader refuses it; a path has 4,096 bytes at most (PATH_MAX of linux/limits.h)."""
     record.write_text("n" * (csv.field_size_limit() + 1) + ",o,5\n")
-    with pytest.raises(StoreError, match="not CSV: field larger than field limit"):
+    with pytest.raises(StoreError, match="damaged: field larger than field limit"):
         installed(record).update({str(record.parents[1] / "x.so"): NEW})
     (record.parent / "METADATA").write_text("Metadata-Version: 2.1\nName: a\nVersion: 1\n")
     [found] = Site(record.parents[1]).installed

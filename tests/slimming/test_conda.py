@@ -112,5 +112,5 @@ def test_owner(prefix: Path) -> None:
     write(prefix, "host-code", "lib/libhost.so")
     found = Owners().of(str(library))
     assert (found.path, found.distribution, found.version) == ("lib/libhost.so", "host-code", "1.0")
-    command = scan_folder(prefix / "lib").reinstall_command("libhost.so")
-    assert command == "conda install --force-reinstall --no-deps host-code=1.0"
+    advice = scan_folder(prefix / "lib").how_to_reinstall("libhost.so")
+    assert advice == "install it again: conda install --force-reinstall --no-deps host-code=1.0"

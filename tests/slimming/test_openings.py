@@ -91,7 +91,6 @@ def trace(site: Path) -> HostUsage:
     [
         ([*ARCH, "--no-way-back"], [ONE, TWO]),
         ([*ARCH, "--keep-originals", "originals"], [ONE, TWO]),
-        # All are planned before the first is cut, and the holes of the results are counted.
         ([*ARCH, *SPARE], [ONE, TWO]),
         (["--lock", "pages.lock", *ARCH, *SPARE], [ONE, TWO, PAGES]),
         # They are found by digest.
@@ -112,7 +111,9 @@ def test_openings_for_facts_work_and_check_and_one_listing(
     save_lock(site.lock, tmp_path / "both.lock")
     save_lock(lock_of(folder / ONE), tmp_path / "one.lock")
     opened, listed, _ = slim(folder, tmp_path / "log.json", *options, "--yes")
-    assert {name: opened[name] for name in slimmed} == dict.fromkeys(slimmed, 3)
+    # All are planned before the first is cut: the shortest holes of all stay.
+    times = 4 if "--spare" in options else 3
+    assert {name: opened[name] for name in slimmed} == dict.fromkeys(slimmed, times)
     assert {opened[name] for name in {ONE, TWO, PAGES, HOST}.difference(slimmed)} == {1}
     assert listed[str(folder)] == listed["gpu/lib"] == 1
 
@@ -134,20 +135,3 @@ def test_check_reads_record_files_before_there_are_threads(site: Made, tmp_path:
     record = f"{site.info.name}/RECORD"
     opened, _, in_threads = slim(folder, tmp_path / "log.json", "check")
     assert (opened[record], in_threads[record], in_threads[ONE]) == (1, 0, 1)
-
-
-@pytest.mark.slow
-def test_more_libraries_than_a_process_may_open(site: Made, tmp_path: Path) -> None:
-    for number in range(60):
-        shutil.copy(site.one, site.folder / f"libcopy{number}.so")
-    code = (
-        "import resource\n"
-        "from pytest_negativa.__main__ import main\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50))\n"
-        "main()\n"
-    )
-    options = ["slim", *ARCH, "--spare", "spares", "-j", "1", "--yes", "--json", site.folder]
-    command = [sys.executable, "-c", code, *map(str, options)]
-    done = subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
-    statuses = [row["status"] for row in json.loads(done.stdout)["rows"]]
-    assert statuses == ["slimmed"] * 62

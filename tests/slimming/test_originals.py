@@ -30,7 +30,7 @@ from pytest_negativa.storage.atomic import copy_metadata
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
 from tests.support.libraries import NEGATIVA
-from tests.support.made_site import ONE, TWO, Made
+from tests.support.made_site import TWO, Made
 from tests.support.sites import digests
 
 pytestmark = needs_compiler
@@ -79,21 +79,8 @@ def test_a_spare_is_no_way_back_for_what_is_only_stripped(site: Made, tmp_path: 
 def test_libraries_of_no_distribution(site: Made) -> None:
     (site.info / "RECORD").unlink()
     negativa("slim", "--no-way-back", "--lock", site.lock_file, site.folder)
-    assert load_manifest(site.folder).slimmed[ONE].reinstall is None
-
-
-def test_slimmed_anew_after_its_record_was_removed(site: Made, tmp_path: Path) -> None:
-    """How to install it again, and where it was listed, is known from before."""
-    (site.info / "direct_url.json").unlink()
-    originals = ("--keep-originals", tmp_path / "originals")
-    negativa("slim", "--arch=sm_90", *originals, site.folder)
-    before = load_manifest(site.folder).slimmed[ONE]
-    (site.info / "RECORD").unlink()
-    negativa("slim", "--lock", site.lock_file, *originals, site.folder)
-    after = load_manifest(site.folder).slimmed[ONE]
-    assert after.recipe != before.recipe
-    assert before.records and after.records == before.records
-    assert before.reinstall and after.reinstall == before.reinstall
+    output = negativa("slim", "undo", site.folder, code=1)
+    assert "was not kept; install it again" in output and "install it again:" not in output
 
 
 def test_undo_gives_each_file_its_own_attributes(site: Made, tmp_path: Path) -> None:

@@ -22,19 +22,19 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_a_distribution_of_an_index(site: Path) -> None:
-    command = scan_folder(site).reinstall_command(LIBRARY)
-    assert command == "pip install --force-reinstall --no-deps some-thing==1.0"
+    advice = scan_folder(site).how_to_reinstall(LIBRARY)
+    assert advice == "install it again: pip install --force-reinstall --no-deps some-thing==1.0"
 
 
 def test_a_distribution_that_uv_installed(site: Path) -> None:
     (site / "some_thing-1.0.dist-info/INSTALLER").write_text("uv\n")
-    command = scan_folder(site).reinstall_command(LIBRARY)
-    assert command == "uv pip install --reinstall --no-deps some-thing==1.0"
+    advice = scan_folder(site).how_to_reinstall(LIBRARY)
+    assert advice == "install it again: uv pip install --reinstall --no-deps some-thing==1.0"
 
 
 def test_what_came_from_no_index(site: Path) -> None:
     (site / "some_thing-1.0.dist-info/direct_url.json").write_text("{}")
-    assert scan_folder(site).reinstall_command(LIBRARY) is None
+    assert scan_folder(site).how_to_reinstall(LIBRARY) == "install it again"
 
 
 def test_conda(tmp_path: Path, site: Path) -> None:
@@ -45,10 +45,8 @@ def test_conda(tmp_path: Path, site: Path) -> None:
         json.dumps({"name": "libcufft", "version": "11.4", "files": ["lib/libcufft.so.11"]})
     )
     tree = scan_folder(tmp_path)
-    command = tree.reinstall_command("lib/libcufft.so.11")
-    assert command == "conda install --force-reinstall --no-deps libcufft=11.4"
-    assert tree.reinstall_command("lib/libother.so") is None
+    advice = tree.how_to_reinstall("lib/libcufft.so.11")
+    assert advice == "install it again: conda install --force-reinstall --no-deps libcufft=11.4"
+    assert tree.how_to_reinstall("lib/libother.so") == "install it again"
     # pip's, within the prefix.
-    assert "pip install" in (
-        tree.reinstall_command(f"{site.relative_to(tmp_path)}/{LIBRARY}") or ""
-    )
+    assert "pip install" in tree.how_to_reinstall(f"{site.relative_to(tmp_path)}/{LIBRARY}")

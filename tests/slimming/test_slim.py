@@ -632,7 +632,7 @@ def test_manifests_that_are_refused(site: Made) -> None:
         return json.dumps({**document, "slimmed": {**document["slimmed"], ONE: entry}})
 
     for text, problem in (
-        ("{", "damaged: Input data was truncated; copy it from a backup, or move it away"),
+        ("{", "was truncated.* if it is damaged, copy it from a backup, or move it away"),
         (changed(original="/a\0b"), "a zero byte"),
         (changed(spare="/a\\\0/b"), "a zero byte"),
         (changed(mtime_ns=2**63), "not a manifest"),
@@ -645,12 +645,6 @@ def test_manifests_that_are_refused(site: Made) -> None:
         with pytest.raises(StoreError, match=problem):
             run(site)
         assert snapshot(site.folder) == before
-
-
-def test_a_folder_has_no_target(site: Made, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="cp -a PATH COPY"):
-        run(site, target=tmp_path / "target")
-    assert not (tmp_path / "target").exists()
 
 
 def lock_with_unknown(site: Made) -> Lock:
