@@ -24,24 +24,24 @@ LIBRARIES = {
     "pytest_negativa.gpucode._search": "pytest_negativa/gpucode/search.c",
     "pytest_negativa.tracing._injection": "pytest_negativa/tracing/injection.c",
     "pytest_negativa.processes._redirect": "pytest_negativa/processes/redirect.c",
-    "pytest_negativa.processes._pages": "pytest_negativa/processes/pages.c",
+    "pytest_negativa.pages._watch": "pytest_negativa/pages/watch.c",
     "pytest_negativa.measuring._first_result": "pytest_negativa/measuring/first_result.c",
-    "pytest_negativa.spare._stub": "pytest_negativa/spare/stub.c",
+    "pytest_negativa.pages._stub": "pytest_negativa/pages/stub.c",
     "pytest_negativa.rewriting.compact._certify": "pytest_negativa/rewriting/compact/certify.c",
 }
 # They know the registers, system calls or relocations of this machine alone.
 X86_64_ONLY = {
-    "pytest_negativa.processes._pages",
-    "pytest_negativa.spare._stub",
+    "pytest_negativa.pages._watch",
+    "pytest_negativa.pages._stub",
 }
 # What is missing where one of them is.
 MISSING = {
     "pytest_negativa.gpucode._search": "GPU code takes longer to find",
     "pytest_negativa.tracing._injection": "child processes of tests will not be traced",
     "pytest_negativa.processes._redirect": "--negativa-verify will not work",
-    "pytest_negativa.processes._pages": "CPU code will not be traced",
+    "pytest_negativa.pages._watch": "CPU code will not be traced",
     "pytest_negativa.measuring._first_result": "time to the first GPU result is not measured",
-    "pytest_negativa.spare._stub": "libraries can't be cut to have a spare",
+    "pytest_negativa.pages._stub": "libraries can't be cut to have a spare",
     "pytest_negativa.rewriting.compact._certify": "libraries can't be compacted or cut",
 }
 
@@ -49,13 +49,13 @@ FLAGS = ["-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall"
 # CUPTI may call the tracer until the process is gone. glibc can't keep an auditor that declines.
 NEVER_UNLOADED = {"pytest_negativa.tracing._injection"}
 # Bare bytes, which are copied into libraries.
-STUB = "pytest_negativa.spare._stub"
+STUB = "pytest_negativa.pages._stub"
 STUB_FLAGS = [
     *("-std=gnu11", "-Os", "-fPIC", "-static", "-nostdlib", "-ffreestanding", "-Wall", "-Wextra"),
     *("-fno-stack-protector", "-fno-asynchronous-unwind-tables", "-fcf-protection"),
     # No SSE, since callers may keep values there, and no calls of memcpy.
     *("-mgeneral-regs-only", "-fno-tree-loop-distribute-patterns"),
-    *("-Wl,-T,pytest_negativa/spare/stub.ld", "-Wl,--build-id=none"),
+    *("-Wl,-T,pytest_negativa/pages/stub.ld", "-Wl,--build-id=none"),
 ]
 # A program, which knows the stub by its digest. The stub is built before.
 CERTIFY = "pytest_negativa.rewriting.compact._certify"

@@ -42,7 +42,7 @@ from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Compression, Cubin, Element
 from pytest_negativa.models.spans import PAGE_SIZE, Span, around, intersection, size, union
 from pytest_negativa.models.verdict import Verdict, Witness
-from pytest_negativa.spare.note import MAGIC, unpack_note
+from pytest_negativa.pages.note import MAGIC, unpack_note
 from pytest_negativa.storage.results import load_planned, load_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
 

@@ -18,11 +18,11 @@ import time
 from bisect import bisect_right
 from pathlib import Path
 
-from pytest_negativa.hostcode.gather import with_pages
 from pytest_negativa.models.plan import KeepReason
 from pytest_negativa.models.spans import covers, intersection, size
-from pytest_negativa.processes.auditors import watch_environment
-from pytest_negativa.processes.page_watch import prepare_logs
+from pytest_negativa.pages.auditors import watch_environment
+from pytest_negativa.pages.gather import with_pages
+from pytest_negativa.pages.page_watch import prepare_logs
 from pytest_negativa.storage.results import load_planned, load_usage
 from pytest_negativa.storage.runs import Run, RunsFolder
 

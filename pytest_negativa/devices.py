@@ -125,7 +125,7 @@ def _native() -> list[str]:
     command = (sys.executable, "-m", __name__)
     done = subprocess.run(
         command,
-        # Not taken for a program of the tests, see processes/pages/starts.h.
+        # Not taken for a program of the tests, see pages/watch/starts.h.
         env={**kept, "LD_AUDIT": ""},
         # -m searches the current folder first, which may have modules of other people.
         cwd=Path(__file__).parents[1],

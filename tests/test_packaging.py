@@ -58,7 +58,7 @@ def c_parts() -> dict[str, str]:
     files["pytest_negativa.rewriting.compact._certify"] = (
         "pytest_negativa/rewriting/compact/_certify"
     )
-    files["pytest_negativa.spare._stub"] = "pytest_negativa/spare/_stub.bin"
+    files["pytest_negativa.pages._stub"] = "pytest_negativa/pages/_stub.bin"
     return files
 
 

@@ -23,8 +23,8 @@ PARTS = {
     "redirect": "processes/redirect.c",
     "first_result": "measuring/first_result.c",
     "search": "gpucode/search.c",
-    "pages": "processes/pages.c",
-    "holes": "processes/pages.c",
+    "pages": "pages/watch.c",
+    "holes": "pages/watch.c",
 }
 COMMON = ("-std=gnu11", "-g", "-O1", "-fPIC", "-shared", "-fvisibility=hidden")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")

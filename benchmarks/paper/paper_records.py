@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pytest_negativa.models.hostcode import HostReport
 from pytest_negativa.models.measurement import Comparison, Loading, LoadingResult, Measurement
+from pytest_negativa.models.pages import HostReport
 from pytest_negativa.models.report import LibraryRow, RunReport
 from pytest_negativa.models.verdict import ProvedLibrary, Verdict
 

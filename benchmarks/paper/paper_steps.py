@@ -17,10 +17,10 @@ from paper_catalog import Workload
 from paper_records import FUNCTIONS, PAGES, RESULTS, USED_KERNELS, Step, write_json
 
 from pytest_negativa.errors import NegativaError
-from pytest_negativa.hostcode.functions import summarize, touched_functions
-from pytest_negativa.hostcode.gather import require_usage
-from pytest_negativa.models.hostcode import HostLibrary
 from pytest_negativa.models.measurement import Loading
+from pytest_negativa.models.pages import HostLibrary
+from pytest_negativa.pages.functions import summarize, touched_functions
+from pytest_negativa.pages.gather import require_usage
 from pytest_negativa.storage.results import load_plans
 from pytest_negativa.storage.runs import RunsFolder
 

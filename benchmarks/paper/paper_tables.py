@@ -12,8 +12,8 @@ from paper_catalog import WORKLOADS
 from paper_records import Benchmark, Figures, comparison_of
 from tabulate import tabulate
 
-from pytest_negativa.models.hostcode import HostRow
 from pytest_negativa.models.measurement import Comparison, Loading
+from pytest_negativa.models.pages import HostRow
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import LibraryRow
 

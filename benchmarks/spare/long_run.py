@@ -30,13 +30,13 @@ from pathlib import Path
 
 from pytest_negativa.errors import NegativaError
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.library import Scope
 from pytest_negativa.models.spans import Range
-from pytest_negativa.processes.auditors import misses_environment
+from pytest_negativa.pages.auditors import misses_environment
+from pytest_negativa.pages.misses import Misses
+from pytest_negativa.pages.page_logs import read_misses
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.records import Cut
-from pytest_negativa.spare.misses import Misses
 
 HERE = Path(__file__).parent
 BEGIN = time.monotonic()

@@ -36,8 +36,8 @@ from pathlib import Path
 from pytest_negativa.errors import FormatError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.gather import require_usage
 from pytest_negativa.models.spans import intersection, minus, size, union
+from pytest_negativa.pages.gather import require_usage
 from pytest_negativa.slimming.spares import note_of
 from pytest_negativa.storage.runs import run_at
 

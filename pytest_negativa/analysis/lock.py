@@ -23,7 +23,6 @@ from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_library, read_library
 from pytest_negativa.gpucode.slimmed import is_slimmed
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.gather import gather, unite
 from pytest_negativa.installed.owners import Owners
 from pytest_negativa.installed.sites import find_code_distributions
 from pytest_negativa.models.code_files import WatchedFiles
@@ -41,6 +40,8 @@ from pytest_negativa.models.spans import (
     size,
 )
 from pytest_negativa.models.trace import CHILDREN_UNTRACED, Role, TracedLibrary, Usage
+from pytest_negativa.pages.gather import gather, unite
+from pytest_negativa.pages.misses import Misses
 from pytest_negativa.planning.keep_needed import keeps_more
 from pytest_negativa.planning.lock import (
     make_lock,
@@ -51,7 +52,6 @@ from pytest_negativa.planning.lock import (
 from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.slimming.tree import soname_of
-from pytest_negativa.spare.misses import Misses
 from pytest_negativa.storage.results import (
     load_opened,
     load_planned,

@@ -19,7 +19,6 @@ from pytest_negativa.gpucode.elf import HostElf, HostSection, read_host_elf
 from pytest_negativa.gpucode.library import add_contents, map_library
 from pytest_negativa.gpucode.source import ByteSource, read_fact
 from pytest_negativa.gpucode.workers import LocalProcesses, Lost, run_tasks
-from pytest_negativa.hostcode.functions import FunctionTable
 from pytest_negativa.installed.libraries import find_libraries
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.library import CodeFinder, LibraryMap, Scope
@@ -28,9 +27,10 @@ from pytest_negativa.models.listing import (
     MissedCode,
     MissedLibrary,
 )
+from pytest_negativa.pages.functions import FunctionTable
+from pytest_negativa.pages.misses import Misses
 from pytest_negativa.rewriting.compact.rebuild import OriginalSource, read_note
 from pytest_negativa.slimming.spares import find_spare
-from pytest_negativa.spare.misses import Misses
 
 _place = partial(MissedCode, pages=0, misses=0)
 _UNWIND_TABLES = (".eh_frame", ".gcc_except_table")

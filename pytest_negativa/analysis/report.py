@@ -23,7 +23,6 @@ from pytest_negativa.analysis.snapshots import (
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.mapping import OnDone
 from pytest_negativa.gpucode.workers import Workers
-from pytest_negativa.hostcode.gather import gather, with_pages, with_pages_of
 from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary, ReportContents
 from pytest_negativa.models.report import LibraryRow, RunReport
@@ -31,6 +30,7 @@ from pytest_negativa.models.settings import ReportFormat, Reports, Settings
 from pytest_negativa.models.spans import intersection, size
 from pytest_negativa.models.trace import UNENDED, Usage
 from pytest_negativa.models.verdict import Need
+from pytest_negativa.pages.gather import gather, with_pages, with_pages_of
 from pytest_negativa.planning.decide import KeepElement
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.next_command import next_command

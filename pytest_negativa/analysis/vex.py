@@ -23,7 +23,6 @@ from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.library import map_slimmed, read_library
 from pytest_negativa.gpucode.slimmed import AddressSpace, has_marker
 from pytest_negativa.gpucode.source import ByteSource, digest_of
-from pytest_negativa.hostcode.functions import local_functions
 from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.vex import (
@@ -32,12 +31,13 @@ from pytest_negativa.models.vex import (
     Vulnerability,
     VulnerableCode,
 )
+from pytest_negativa.pages.functions import local_functions
+from pytest_negativa.pages.note import Note
 from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import LibraryNames, matches_library
 from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.spares import note_of, spare_folders
 from pytest_negativa.slimming.tree import scan, soname_of
-from pytest_negativa.spare.note import Note
 from pytest_negativa.storage.user_files import read_input
 from pytest_negativa.storage.yaml_records import decode_yaml
 

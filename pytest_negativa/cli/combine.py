@@ -28,8 +28,8 @@ from pytest_negativa.cli.common import (
 )
 from pytest_negativa.cli.locate import PLAN_OPTIONS, plan_and_report, warn_of_hooks
 from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.gather import combine as combine_pages
 from pytest_negativa.models.settings import FailureMode, Settings
+from pytest_negativa.pages.gather import combine as combine_pages
 from pytest_negativa.reporting.text import print_warning, printable
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.flags import click_options

@@ -24,10 +24,10 @@ from pytest_negativa.cli.common import (
     show_proof,
     slim_by,
 )
-from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import size
+from pytest_negativa.pages.page_logs import read_misses
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.flags import click_options

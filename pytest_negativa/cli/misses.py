@@ -21,9 +21,9 @@ from pytest_negativa.cli.common import (
     settings_of,
     show,
 )
-from pytest_negativa.hostcode.page_logs import encode_misses, read_misses
-from pytest_negativa.hostcode.process_pages import pages_of_process
-from pytest_negativa.processes.auditors import misses_environment
+from pytest_negativa.pages.auditors import misses_environment
+from pytest_negativa.pages.page_logs import encode_misses, read_misses
+from pytest_negativa.pages.process_pages import pages_of_process
 from pytest_negativa.reporting.pages import render_missed_code, render_misses
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.settings.flags import click_options

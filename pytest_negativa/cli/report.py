@@ -14,8 +14,8 @@ from pytest_negativa.cli.common import (
     say_next,
     settings_and_run,
 )
-from pytest_negativa.hostcode.functions import summarize
-from pytest_negativa.hostcode.gather import require_usage
+from pytest_negativa.pages.functions import summarize
+from pytest_negativa.pages.gather import require_usage
 from pytest_negativa.reporting.formats import render_to_screen
 from pytest_negativa.reporting.pages import render_host_report
 from pytest_negativa.settings.flags import click_options

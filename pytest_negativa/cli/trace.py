@@ -24,10 +24,10 @@ from pytest_negativa.cli.common import (
 )
 from pytest_negativa.cli.locate import PLAN_OPTIONS, plan_and_report
 from pytest_negativa.errors import NegativaError
-from pytest_negativa.hostcode.gather import gather
 from pytest_negativa.models.settings import Settings
+from pytest_negativa.pages.gather import gather
+from pytest_negativa.pages.page_watch import watch_pages
 from pytest_negativa.processes.open_watch import CodeFileWatch
-from pytest_negativa.processes.page_watch import watch_pages
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import print_error, printable
 from pytest_negativa.settings.flags import click_options

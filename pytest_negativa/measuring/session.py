@@ -39,7 +39,7 @@ from pytest_negativa.models.measurement import (
     Variant,
 )
 from pytest_negativa.models.settings import Settings
-from pytest_negativa.processes.auditors import AUDIT_VARIABLE
+from pytest_negativa.pages.auditors import AUDIT_VARIABLE
 from pytest_negativa.processes.programs import adopt_orphans
 from pytest_negativa.processes.redirect import (
     copy_path,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pytest_negativa.models.coverage import LibraryCoverage
-from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.outcomes import TestResult
+from pytest_negativa.models.pages import HostUsage
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.report import RunReport, RuntimeCode
 from pytest_negativa.models.snapshot import Snapshot

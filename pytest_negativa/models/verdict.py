@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from pytest_negativa.models.base import NonNegative, Record, Versioned
-from pytest_negativa.models.hostcode import Processor
 from pytest_negativa.models.library import LibraryFile, LibraryIdentity
 from pytest_negativa.models.outcomes import Aspect, Outcome
+from pytest_negativa.models.pages import Processor
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device

@@ -19,7 +19,6 @@ from msgspec.structs import asdict, replace
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.library import Cubin, Element, LibraryMap
 from pytest_negativa.models.lock import (
     CpuCode,
@@ -32,6 +31,7 @@ from pytest_negativa.models.lock import (
     ProvingDevice,
     seal,
 )
+from pytest_negativa.models.pages import HostUsage
 from pytest_negativa.models.plan import (
     Decision,
     KeepReason,

@@ -36,11 +36,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytest_negativa.errors import NegativaError
-from pytest_negativa.processes.auditors import built_library, why_no_auditor, with_auditor
+from pytest_negativa.pages.auditors import why_no_auditor, with_auditor
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.runs import REDIRECT_SUFFIX, files_in
 from pytest_negativa.storage.shared_folders import make_passable
 from pytest_negativa.storage.system import read_regular
+
+REDIRECT = Path(__file__).with_name("_redirect.so")
+"""Replaces libraries. Not there if no compiler built it."""
 
 TABLE_VARIABLE = "NEGATIVA_REDIRECT_TABLE"
 LOGS_VARIABLE = "NEGATIVA_REDIRECT_LOGS"
@@ -102,14 +105,9 @@ class RedirectedProcess:
         return frozenset((x.path, x.opened) for x in self.lines if x.kind == "original")
 
 
-def redirect_library() -> Path | None:
-    """The library for LD_AUDIT; None: it was not built."""
-    return built_library("_redirect.so")
-
-
 def why_unsupported() -> str | None:
     """Reason for which this machine can't redirect processes; None if it can."""
-    return why_no_auditor(redirect_library())
+    return why_no_auditor(REDIRECT)
 
 
 # ---- The table ----
@@ -218,7 +216,7 @@ def redirect_environment(environ: Mapping[str, str], table: Path, logs: Path) ->
         NegativaError: this machine can't do it.
     """
     return {
-        **with_auditor(environ, redirect_library()),
+        **with_auditor(environ, REDIRECT),
         TABLE_VARIABLE: str(table.absolute()),
         LOGS_VARIABLE: str(logs.absolute()),
     }

@@ -7,8 +7,8 @@ from operator import attrgetter
 from pathlib import Path
 
 from pytest_negativa.gpucode.demangle import demangle
-from pytest_negativa.models.hostcode import HostReport, HostRow
 from pytest_negativa.models.listing import CodeKind, MissedCode, MissedLibrary
+from pytest_negativa.models.pages import HostReport, HostRow
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.reporting.difference import template_of

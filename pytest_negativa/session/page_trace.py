@@ -1,7 +1,7 @@
-"""``--negativa-cpu``: the process starts itself again, with ``pages.c`` in LD_AUDIT.
+"""``--negativa-cpu``: the process starts itself again, with ``watch.c`` in LD_AUDIT.
 
 The loader must be told before the process starts. So ``execve`` replaces the pytest process by
-itself, before any conftest is imported, with ``processes/pages.c`` in LD_AUDIT. Children inherit
+itself, before any conftest is imported, with ``pages/watch.c`` in LD_AUDIT. Children inherit
 it, pytest-xdist's workers included. This module imports little, because the process imports all of
 it twice.
 """
@@ -60,7 +60,7 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> tuple[Settings, Pa
 
 
 def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
-    from pytest_negativa.processes.auditors import LOGS_VARIABLE, traces_cpu, why_unwatchable
+    from pytest_negativa.pages.auditors import LOGS_VARIABLE, traces_cpu, why_unwatchable
 
     # A test that calls pytest.main begins a session of its own.
     if (run := _handed_run()) is not None and not tracing_end.has_begun():
@@ -111,7 +111,7 @@ def _discard(run: Run) -> None:
 
 
 def _start_again(run: Run, cwd: Path) -> NoReturn:
-    from pytest_negativa.processes.page_watch import watch_pages
+    from pytest_negativa.pages.page_watch import watch_pages
 
     environ = {
         **watch_pages(os.environ, run, run.folder.parent),
@@ -141,8 +141,8 @@ def describe_pages(
     Raises:
         NegativaError: the trace can't be read.
     """
-    from pytest_negativa.hostcode.functions import summarize
-    from pytest_negativa.hostcode.gather import gather
+    from pytest_negativa.pages.functions import summarize
+    from pytest_negativa.pages.gather import gather
     from pytest_negativa.reporting.pages import render_host_report
 
     if isinstance(trace, str):

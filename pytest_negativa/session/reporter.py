@@ -259,7 +259,7 @@ class Reporter:
     def _merge(self) -> Usage:
         """Union of all traces; this process still runs."""
         # These imports take 60 ms, so not before the tests.
-        from pytest_negativa.hostcode.gather import with_pages
+        from pytest_negativa.pages.gather import with_pages
         from pytest_negativa.tracing.merge import merge_when_ended
 
         usage = with_pages(

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_negativa.errors import describe_fault
 from pytest_negativa.models.trace import AFTER_SESSION, Context, Phase, Role
-from pytest_negativa.processes.auditors import LOGS_VARIABLE
+from pytest_negativa.pages.auditors import LOGS_VARIABLE
 from pytest_negativa.session.cuda_context import lost_context
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.tracing.start import Tracing

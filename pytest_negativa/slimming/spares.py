@@ -29,6 +29,12 @@ from pytest_negativa.models.lock import LockedLibrary
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.slimming import SlimManifest, SlimStatus
 from pytest_negativa.models.spans import PAGE_SIZE, Range, intersection, minus, union
+from pytest_negativa.pages.note import (
+    MAX_COPIED,
+    SPARE_FOLDER,
+    Note,
+    last_trailer,
+)
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.rebuild import (
@@ -40,12 +46,6 @@ from pytest_negativa.rewriting.compact.records import MIN_GAIN, Cut
 from pytest_negativa.rewriting.plan_edits import removable_code
 from pytest_negativa.slimming.manifest import load_manifest, spares_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
-from pytest_negativa.spare.note import (
-    MAX_COPIED,
-    SPARE_FOLDER,
-    Note,
-    last_trailer,
-)
 from pytest_negativa.storage.atomic import remove_file, sync_folder, write_atomically
 from pytest_negativa.storage.flock import held
 from pytest_negativa.storage.shared_folders import (

@@ -29,8 +29,8 @@ from pytest_negativa.installed.sites import (
 )
 from pytest_negativa.models.file_kinds import ELF_MAGIC
 from pytest_negativa.models.file_state import FileState
+from pytest_negativa.pages.note import Note
 from pytest_negativa.rewriting.compact.rebuild import read_note
-from pytest_negativa.spare.note import Note
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX
 from pytest_negativa.storage.records import utf8
 

@@ -10,7 +10,6 @@ import msgspec
 
 from pytest_negativa.arch import SmArch
 from pytest_negativa.models.base import Listing, Record
-from pytest_negativa.models.hostcode import HostReport
 from pytest_negativa.models.image import ImageReport
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.listing import (
@@ -24,6 +23,7 @@ from pytest_negativa.models.listing import (
 )
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.measurement import Measurement
+from pytest_negativa.models.pages import HostReport
 from pytest_negativa.models.report import RunReport, RuntimeCode
 from pytest_negativa.models.slimming import SlimRow
 from pytest_negativa.models.snapshot import SnapshotDifference

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.outcomes import TestResult
+from pytest_negativa.models.pages import HostUsage
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.settings import Verify

@@ -14,9 +14,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from pytest_negativa.hostcode.gather import load_files, require_usage, unite
-from pytest_negativa.hostcode.page_logs import unwatched_programs
-from pytest_negativa.models.hostcode import FileKey, HostFile, HostLibrary, HostUsage
+from pytest_negativa.models.pages import FileKey, HostFile, HostLibrary, HostUsage
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.spans import PAGE_SIZE, minus, size
@@ -28,6 +26,8 @@ from pytest_negativa.models.verdict import (
     TestVerdict,
     Witness,
 )
+from pytest_negativa.pages.gather import load_files, require_usage, unite
+from pytest_negativa.pages.page_logs import unwatched_programs
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.globs import matches_command
 from pytest_negativa.verifying.evidence import Attempt

@@ -16,8 +16,8 @@ from pytest_negativa.errors import SYSTEM_REFUSALS, ExitStatus, NegativaError, O
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import Verdict
-from pytest_negativa.processes.auditors import traces_cpu, why_unwatchable
-from pytest_negativa.processes.page_watch import watch_pages
+from pytest_negativa.pages.auditors import traces_cpu, why_unwatchable
+from pytest_negativa.pages.page_watch import watch_pages
 from pytest_negativa.processes.programs import interruptible
 from pytest_negativa.reporting.next_command import next_line
 from pytest_negativa.reporting.text import fit, print_error, printable

@@ -6,12 +6,12 @@ import shlex
 from dataclasses import dataclass
 
 from pytest_negativa.errors import OptionError, StoreError
-from pytest_negativa.hostcode.gather import with_pages
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.outcomes import SessionKind, SessionResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.settings import Granularity, Settings
 from pytest_negativa.models.trace import PROCESS_UNTRACED, Usage
+from pytest_negativa.pages.gather import with_pages
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.results import load_planned, load_usage
 from pytest_negativa.storage.runs import Run

@@ -1,6 +1,6 @@
 """The tripwire: which removed code of copies is armed (4,000 holes at most), and its touches.
 
-``processes/pages.c`` makes whole pages of removed code inaccessible when a process loads a copy,
+``pages/watch.c`` makes whole pages of removed code inaccessible when a process loads a copy,
 and logs the first touch of each. It is armed if no process that goes on as traced reads it: not
 headers of regions that the traced run loaded, in which the driver looks for what fits, and no page
 with a byte of kept code or of anything that is not GPU code.
@@ -22,19 +22,19 @@ from pathlib import Path
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import PT_GNU_RELRO, PT_LOAD, ProgramHeader
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.page_logs import count_lost, read_page_logs
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import CodeFinder, LibraryMap
 from pytest_negativa.models.reconstruction import ReconstructedLibrary, Reconstruction
 from pytest_negativa.models.spans import PAGE_SIZE, Span, covers, intersection, minus, union, within
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import Need, Witness
-from pytest_negativa.processes.auditors import why_unwatchable
-from pytest_negativa.spare.misses import Misses
-from pytest_negativa.spare.note import Hole, Note
+from pytest_negativa.pages.auditors import why_unwatchable
+from pytest_negativa.pages.misses import Misses
+from pytest_negativa.pages.note import Hole, Note
+from pytest_negativa.pages.page_logs import count_lost, read_page_logs
 from pytest_negativa.verifying.rounds import RoundResult
 
-# ArmedRow in processes/pages/holes.h: a note follows, if there are holes, and the copy's path.
+# ArmedRow in pages/watch/holes.h: a note follows, if there are holes, and the copy's path.
 _ROW = struct.Struct("<II")
 _FILE = struct.Struct("<IIQQq")
 # Regions are aligned; what lies between two of them belongs to nobody. Bytes.

@@ -14,11 +14,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.gather import add_touched, with_pages
 from pytest_negativa.installed.sites import find_code_distributions, find_site
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.outcomes import Outcome
+from pytest_negativa.models.pages import HostUsage
 from pytest_negativa.models.reconstruction import NO_COPIES, Reconstruction
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import CopyKind, Settings
@@ -26,15 +25,16 @@ from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import NEEDS, STAYING, Need, ProvedLibrary, Verdict
+from pytest_negativa.pages.auditors import why_unwatchable
+from pytest_negativa.pages.gather import add_touched, with_pages
+from pytest_negativa.pages.page_watch import watch_pages
 from pytest_negativa.planning.keep_needed import keep_needed
-from pytest_negativa.processes.auditors import why_unwatchable
 from pytest_negativa.processes.file_users import FileUser, processes_with_driver, wait_for_users
 from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
-from pytest_negativa.processes.page_watch import watch_pages
 from pytest_negativa.processes.redirect import (
+    REDIRECT,
     make_table,
     redirect_environment,
-    redirect_library,
     why_not_replaceable,
     why_unsupported,
     write_table,
@@ -367,7 +367,7 @@ class Verification:
             environ = {**environ, **traced_changes(environ, run, self.program.root, level)}
         originals = [*used.values(), *(self._twins if used else ())]
         watch = OpenWatch([*originals, *self._unopened])
-        copies = CopyWatch(used, os.path.realpath(redirect_library() or ""))
+        copies = CopyWatch(used, os.path.realpath(REDIRECT))
         # No other process may rewrite the copies while the tests run on them.
         held = hold_copies(self.copies) if used else contextlib.nullcontext()
         with held, watch, copies:

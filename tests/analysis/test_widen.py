@@ -14,17 +14,17 @@ from msgspec.structs import replace
 from pytest_negativa.analysis.lock import missed_code, widen_files, widen_lock
 from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
-from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.installed.sites import find_code_distributions
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.lock import Lock, LockedLibrary, Place
 from pytest_negativa.models.plan import KeepReason
 from pytest_negativa.models.trace import LibraryRecord, Role, TracedLibrary, Usage
+from pytest_negativa.pages.misses import Miss, Misses
+from pytest_negativa.pages.page_logs import read_misses
 from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget, find_spare
-from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.tracing.merge import merge_traces
 from tests.support.code_files import planned_files

@@ -13,11 +13,11 @@ from click.testing import CliRunner, Result
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.source import digest_of
-from pytest_negativa.hostcode.page_logs import read_misses
-from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.lock import seal
+from pytest_negativa.models.pages import HostLibrary, HostUsage
 from pytest_negativa.models.spans import PAGE_SIZE, Span, covers, size
-from pytest_negativa.processes.page_watch import read_processor
+from pytest_negativa.pages.page_logs import read_misses
+from pytest_negativa.pages.page_watch import read_processor
 from pytest_negativa.slimming.recipes import lock_in_words
 from pytest_negativa.storage.lockfile import load_lock, save_lock
 from pytest_negativa.storage.runs import Run

@@ -16,8 +16,8 @@ from click.testing import CliRunner
 from pytest_negativa.analysis.misses import report_misses
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
-from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.library import Element, Scope
+from pytest_negativa.pages.page_logs import read_misses
 from pytest_negativa.rewriting.compact.cut import cut_library
 from pytest_negativa.rewriting.compact.records import Cut
 from pytest_negativa.storage.schema import schema_text

@@ -20,8 +20,8 @@ from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.library import map_slimmed
 from pytest_negativa.gpucode.source import ByteSource, digest_of
-from pytest_negativa.hostcode.functions import local_functions
 from pytest_negativa.models.library import Scope
+from pytest_negativa.pages.functions import local_functions
 from tests.support.cutting import build_kit, needs_stub
 from tests.support.faults import PlantedFault
 from tests.support.libraries import DOCS, MULTIARCH

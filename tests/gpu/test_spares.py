@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from pytest_negativa.hostcode.page_logs import read_misses
+from pytest_negativa.pages.page_logs import read_misses
 from tests.support.cutting import logged
 from tests.support.libraries import NEGATIVA
 from tests.support.many import KERNELS, LIBRARIES

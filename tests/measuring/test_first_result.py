@@ -12,9 +12,9 @@ import pytest
 
 from pytest_negativa.measuring.sampler import FIRST_RESULT_VARIABLE, first_result_library
 from pytest_negativa.processes.redirect import (
+    REDIRECT,
     make_table,
     redirect_environment,
-    redirect_library,
     write_table,
 )
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
@@ -104,7 +104,7 @@ def test_only_the_first_counts(stage: Stage) -> None:
     assert stage.mark.read_text("ascii") == first
 
 
-@pytest.mark.skipif(redirect_library() is None, reason="the other library was not built")
+@pytest.mark.skipif(not REDIRECT.is_file(), reason="the other library was not built")
 def test_beside_the_library_that_redirects(stage: Stage, tmp_path: Path) -> None:
     table, logs = tmp_path / "table", tmp_path / "logs"
     logs.mkdir()

@@ -392,7 +392,7 @@ def find_product(python: Path) -> Product:
     version = words(python.parent / "negativa", "--version").split()[-1]
     prefixes = (f"{python.parent.parent}/", f"{words(python, '-c', code)}/", f"{ROOT}/")
     code = "import pytest_negativa as p; print(*p.__path__)"
-    stub = Path(words(python, "-c", code), "spare", "_stub.bin").read_bytes()[_PARAMETERS:]
+    stub = Path(words(python, "-c", code), "pages", "_stub.bin").read_bytes()[_PARAMETERS:]
     return Product(python, version, prefixes, stub)
 
 

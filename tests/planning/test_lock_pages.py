@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
-from pytest_negativa.models.hostcode import HostLibrary, HostUsage, Processor
 from pytest_negativa.models.lock import Lock, LockedLibrary, Place, seal
+from pytest_negativa.models.pages import HostLibrary, HostUsage, Processor
 from pytest_negativa.models.spans import (
     PAGE_SIZE,
     Span,

@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import NegativaError
-from pytest_negativa.hostcode.page_logs import read_page_logs
-from pytest_negativa.processes.auditors import MACHINES, watch_environment
+from pytest_negativa.pages.auditors import MACHINES, watch_environment
+from pytest_negativa.pages.page_logs import read_page_logs
 from pytest_negativa.processes.redirect import (
+    REDIRECT,
     RedirectedProcess,
     copy_path,
     make_table,
     read_logs,
     redirect_environment,
-    redirect_library,
     why_not_replaceable,
     why_unsupported,
     write_table,
@@ -574,8 +574,8 @@ def test_a_process_of_another_user(built: Path, umask: int) -> None:
             os.umask(before)
         environ = {**os.environ, **redirect_environment(os.environ, table, logs)}
         # The package's own folder may be closed to others.
-        auditor = shutil.copy(str(redirect_library()), folder)
-        environ["LD_AUDIT"] = environ["LD_AUDIT"].replace(str(redirect_library()), str(auditor))
+        auditor = shutil.copy(str(REDIRECT), folder)
+        environ["LD_AUDIT"] = environ["LD_AUDIT"].replace(str(REDIRECT), str(auditor))
         # That user can't make the folders in which the copy looks for its neighbours.
         environ["LD_LIBRARY_PATH"] = f"{folder}/a:{folder}/far"
         done = subprocess.run(
@@ -773,7 +773,7 @@ def test_our_auditor_comes_first_and_once(own: str | None, tmp_path: Path) -> No
     before = {"PATH": "/bin", **users}
     after = {**before, **redirect_environment(before, tmp_path / "t", tmp_path / "l")}
     rest = f":{own}" if own else ""
-    assert after["LD_AUDIT"] == f"{redirect_library()}{rest}"
+    assert after["LD_AUDIT"] == f"{REDIRECT}{rest}"
     # Asked for twice, it is there once.
     again = {**after, **redirect_environment(after, tmp_path / "t", tmp_path / "l")}
     assert again == after

@@ -20,12 +20,12 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
-from pytest_negativa.models.hostcode import (
+from pytest_negativa.models.outcomes import Outcome, TestResult
+from pytest_negativa.models.pages import (
     HostLibrary,
     HostUsage,
     Processor,
 )
-from pytest_negativa.models.outcomes import Outcome, TestResult
 from pytest_negativa.models.report import ProofRow
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Context, Device, Phase, Usage

@@ -17,8 +17,8 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import build_report
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.coverage import KernelCoverage, LibraryCoverage
-from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.outcomes import Outcome, TestResult
+from pytest_negativa.models.pages import HostLibrary, HostUsage
 from pytest_negativa.models.plan import KernelUse
 from pytest_negativa.models.report import ProofRow
 from pytest_negativa.models.spans import Span

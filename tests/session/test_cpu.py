@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from pytest_negativa.hostcode.gather import require_usage
-from pytest_negativa.models.hostcode import HostLibrary, HostUsage
+from pytest_negativa.models.pages import HostLibrary, HostUsage
 from pytest_negativa.models.spans import Span, covers
 from pytest_negativa.models.verdict import Witness
+from pytest_negativa.pages.gather import require_usage
 from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.runs import Run
 from tests.support.compiling import needs_compiler

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from pytest_negativa.gpucode.source import digest_of
-from pytest_negativa.models.hostcode import HostUsage
+from pytest_negativa.models.pages import HostUsage
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.compacting import needs_compiler
 from tests.support.cutting import compile_library, trace_of

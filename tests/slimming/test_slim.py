@@ -29,6 +29,7 @@ from pytest_negativa.models.lock import LeftOut, Lock
 from pytest_negativa.models.plan import TrimmedCubin
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.models.spans import Span
+from pytest_negativa.pages.note import why_no_stub
 from pytest_negativa.planning.decide import KeepPolicy, plan_library
 from pytest_negativa.planning.locate import locate_library
 from pytest_negativa.planning.lock import make_lock
@@ -40,7 +41,6 @@ from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimReques
 from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan
-from pytest_negativa.spare.note import why_no_stub
 from tests.support.builders import ElementSpec, build_region
 from tests.support.compacting import SHAPES, build, content, image, needs_compiler, read, run_loaded
 from tests.support.faults import PlantedFault

@@ -25,9 +25,11 @@ from pytest_negativa.cli.main import main
 from pytest_negativa.errors import OptionError, ReconstructError, StaleLibraryError
 from pytest_negativa.gpucode.elf_tables import EM_AARCH64
 from pytest_negativa.gpucode.source import ByteSource, digest_of
-from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.lock import Lock, LockedLibrary
 from pytest_negativa.models.slimming import SlimStatus
+from pytest_negativa.pages.misses import Misses
+from pytest_negativa.pages.note import MAX_COPIED, trailer_offset
+from pytest_negativa.pages.page_logs import read_misses
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.rebuild import rebuild_original
 from pytest_negativa.slimming import slim as engine
@@ -45,8 +47,6 @@ from pytest_negativa.slimming.spares import (
     problem_of,
 )
 from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK, scan
-from pytest_negativa.spare.misses import Misses
-from pytest_negativa.spare.note import MAX_COPIED, trailer_offset
 from tests.support.compacting import needs_compiler
 from tests.support.compiling import compile_shared
 from tests.support.cutting import PAGES, compile_library, logged, needs_stub, trace_of

@@ -14,12 +14,13 @@ from click.testing import CliRunner, Result
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.source import digest_of
-from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.images.report import report_image
 from pytest_negativa.models.base import Listing
-from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.lock import LeftOut, Lock, seal
+from pytest_negativa.models.pages import HostUsage
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
+from pytest_negativa.pages.misses import Misses
+from pytest_negativa.pages.page_logs import read_misses
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
@@ -27,7 +28,6 @@ from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.slimming.tree import scan
 from pytest_negativa.slimming.worklist import runs_below
-from pytest_negativa.spare.misses import Misses
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.compacting import needs_compiler
 from tests.support.cutting import PAGES, compile_library, logged, needs_stub, trace_of
@@ -244,7 +244,7 @@ def test_what_processes_need_before_pages_come_back_stays(deployment: Deployment
         ("lib/libc.so.6", True),
         ("lib/ld-2.31.so", True),
         ("lib/libpython3.12.so.1.0", True),
-        ("site-packages/pytest_negativa/processes/_pages.so", True),
+        ("site-packages/pytest_negativa/pages/_watch.so", True),
         ("lib/libc10.so", False),
         ("lib/libcudart.so.13", False),
     ],

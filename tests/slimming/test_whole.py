@@ -17,10 +17,11 @@ from click.testing import CliRunner, Result
 from pytest_negativa.analysis.lock import widen_lock
 from pytest_negativa.cli.main import main
 from pytest_negativa.models.base import Listing
-from pytest_negativa.models.hostcode import HostLibrary, HostUsage
 from pytest_negativa.models.lock import LeftOut, Lock, seal
+from pytest_negativa.models.pages import HostLibrary, HostUsage
 from pytest_negativa.models.slimming import SlimRow, SlimStatus
-from pytest_negativa.processes.page_watch import read_processor
+from pytest_negativa.pages.misses import Miss, Misses
+from pytest_negativa.pages.page_watch import read_processor
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.explain import explain_error, slimmed_in
 from pytest_negativa.slimming.manifest import load_manifest
@@ -29,7 +30,6 @@ from pytest_negativa.slimming.slim import slim_trees
 from pytest_negativa.slimming.spares import SpareTarget, find_spare
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan
 from pytest_negativa.slimming.worklist import _libraries_of_negativa
-from pytest_negativa.spare.misses import Miss, Misses
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.compacting import needs_compiler
 from tests.support.compiling import compile_c, compile_shared

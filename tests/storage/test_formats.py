@@ -13,10 +13,10 @@ import pytest
 from pytest_negativa import models
 from pytest_negativa.analysis.vex import load_vulnerabilities
 from pytest_negativa.errors import StoreError
-from pytest_negativa.hostcode.gather import gather, load_files
 from pytest_negativa.models.base import Versioned
 from pytest_negativa.models.outcomes import SessionStarted
 from pytest_negativa.models.trace import Header
+from pytest_negativa.pages.gather import gather, load_files
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.storage.lockfile import load_lock
 from pytest_negativa.storage.maps import load_map

@@ -13,13 +13,13 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from pytest_negativa.gpucode.source import digest_of
-from pytest_negativa.models.hostcode import HostLibrary, HostUsage
+from pytest_negativa.models.pages import HostLibrary, HostUsage
 from pytest_negativa.models.spans import Range, Span
-from pytest_negativa.processes.auditors import misses_environment
-from pytest_negativa.processes.page_watch import read_processor
+from pytest_negativa.pages.auditors import misses_environment
+from pytest_negativa.pages.note import why_no_stub
+from pytest_negativa.pages.page_watch import read_processor
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library
 from pytest_negativa.rewriting.compact.records import Cut
-from pytest_negativa.spare.note import why_no_stub
 from tests.support.compiling import SOURCES, compile_c, compile_shared
 
 CXX = shutil.which("g++")

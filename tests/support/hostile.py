@@ -13,8 +13,8 @@ import struct
 import sys
 from pathlib import Path
 
-from pytest_negativa.hostcode.page_logs import read_misses
-from pytest_negativa.spare.note import MAGIC, NOTE_VERSION
+from pytest_negativa.pages.note import MAGIC, NOTE_VERSION
+from pytest_negativa.pages.page_logs import read_misses
 
 CBIDS = (18, 19, 20, 21, 22, 23, 24, 26, 190, 241, 363, 364, 365, 382, 383, 678, 679, 680, 681, 682,
          684, 685, 738, 740)  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.models.spans import Span
-from pytest_negativa.processes.auditors import why_unwatchable
+from pytest_negativa.pages.auditors import why_unwatchable
 from tests.support.compiling import compile_c, compile_shared
 
 needs_page_watch = pytest.mark.skipif(why_unwatchable() is not None, reason=str(why_unwatchable()))

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.hostcode import HostUsage
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.outcomes import Outcome
+from pytest_negativa.models.pages import HostUsage
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device
 from pytest_negativa.models.verdict import (

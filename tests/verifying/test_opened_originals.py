@@ -16,9 +16,9 @@ import pytest
 from pytest_negativa.processes.file_users import FileUser, users_of
 from pytest_negativa.processes.open_watch import CopyWatch, Opens, OpenWatch
 from pytest_negativa.processes.redirect import (
+    REDIRECT,
     make_table,
     redirect_environment,
-    redirect_library,
     write_table,
 )
 from pytest_negativa.verifying.used_originals import NamedUses, held_originals, opened_originals
@@ -278,7 +278,7 @@ def test_a_client_is_no_server(tmp_path: Path) -> None:
 def test_a_process_without_the_redirect_is_seen_while_it_uses_a_copy(tmp_path: Path) -> None:
     copy = tmp_path / "a.so"
     copy.write_bytes(b"a" * 5000)
-    auditor = redirect_library()
+    auditor = REDIRECT
     assert auditor is not None
     command = [sys.executable, "-c", NOTEBOOK, str(copy)]
     table, logs = tmp_path / "table", tmp_path / "logs"

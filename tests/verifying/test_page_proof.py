@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from pytest_negativa.models.hostcode import HostLibrary, HostUsage, Processor
 from pytest_negativa.models.outcomes import Outcome, TestResult
+from pytest_negativa.models.pages import HostLibrary, HostUsage, Processor
 from pytest_negativa.models.spans import PAGE_SIZE, Span
 from pytest_negativa.models.verdict import CpuProof, LibraryStatus, Need
 from pytest_negativa.reporting.verdict import render_cpu

@@ -18,7 +18,7 @@
  */
 #define _DEFAULT_SOURCE
 #include "../../native/sha256.h"
-#include "../../spare/format.h"
+#include "../../pages/format.h"
 
 #include <elf.h>
 #include <fcntl.h>

@@ -66,6 +66,19 @@ from pytest_negativa.models.spans import (
     union,
     within,
 )
+from pytest_negativa.pages.note import (
+    DT_NEGATIVA_NOTE,
+    PROBLEMS,
+    STUB_SECOND,
+    STUB_SIZE,
+    STUB_START,
+    Hole,
+    Note,
+    Trailer,
+    stub_for,
+    trailer_offset,
+    why_no_stub,
+)
 from pytest_negativa.rewriting.compact.compact import (
     check_identity,
     refuse_small_gain,
@@ -90,19 +103,6 @@ from pytest_negativa.rewriting.compact.pages import (
 )
 from pytest_negativa.rewriting.compact.records import CannotCompactError, Cut, Design, Spare
 from pytest_negativa.rewriting.layout import Edits, FileLayout, LayoutBuilder, Patch
-from pytest_negativa.spare.note import (
-    DT_NEGATIVA_NOTE,
-    PROBLEMS,
-    STUB_SECOND,
-    STUB_SIZE,
-    STUB_START,
-    Hole,
-    Note,
-    Trailer,
-    stub_for,
-    trailer_offset,
-    why_no_stub,
-)
 
 # With what a compiler appends to them: .text.hot, .rodata.cst32.
 _CODE = re.compile(rb"\.text(\..*)?", re.DOTALL)

@@ -62,11 +62,11 @@ from pytest_negativa.gpucode.elf_tables import (
 from pytest_negativa.gpucode.slimmed import WHOLE, Marker
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.spans import PAGE_SIZE, Span
+from pytest_negativa.pages.note import DT_NEGATIVA_NOTE, Note
 from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at
 from pytest_negativa.rewriting.compact.pages import PageMap
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.layout import LayoutBuilder, Patch
-from pytest_negativa.spare.note import DT_NEGATIVA_NOTE, Note
 
 FAR = 1 << 33
 """Offset of sections that have no bytes in the file: behind any file, also if tools add to it. Some

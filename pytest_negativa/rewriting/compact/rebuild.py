@@ -12,9 +12,7 @@ from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, refusing
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.original_tables import read_at, read_dynamic, read_segments
-from pytest_negativa.rewriting.compact.records import CannotCompactError
-from pytest_negativa.spare.note import (
+from pytest_negativa.pages.note import (
     DT_NEGATIVA_NOTE,
     Note,
     Trailer,
@@ -22,6 +20,8 @@ from pytest_negativa.spare.note import (
     unpack_note,
     unpack_trailer,
 )
+from pytest_negativa.rewriting.compact.original_tables import read_at, read_dynamic, read_segments
+from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.storage.atomic import NewFile, copy_metadata, set_mtime
 
 _STEP = 1 << 20

@@ -9,8 +9,8 @@ from pathlib import Path
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.base import NonNegative, Record
 from pytest_negativa.models.spans import MovedSpan, Span
+from pytest_negativa.pages.note import Note
 from pytest_negativa.rewriting.layout import FileLayout
-from pytest_negativa.spare.note import Note
 
 MIN_GAIN = 64 << 10
 """Bytes (65.5 kB); a library that would lose less stays whole: that is not worth another file."""

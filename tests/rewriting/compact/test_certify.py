@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.pages.note import _STUB, STUB_SIZE
 from pytest_negativa.rewriting.compact.compact import (
     PROGRAM,
     certify,
@@ -23,7 +24,6 @@ from pytest_negativa.rewriting.compact.records import (
     CompactOptions,
 )
 from pytest_negativa.rewriting.plan_edits import overwrite
-from pytest_negativa.spare.note import _STUB, STUB_SIZE
 from tests.support.compacting import (
     COMPACTABLE,
     build,

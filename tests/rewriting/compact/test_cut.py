@@ -22,8 +22,8 @@ from elftools.elf.sections import SymbolTableSection
 from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError
 from pytest_negativa.gpucode.elf_tables import PF_R, PF_W, PF_X, PT_GNU_PROPERTY
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.page_logs import read_misses
 from pytest_negativa.models.spans import Range, covers, intersection, size
+from pytest_negativa.pages.page_logs import read_misses
 from pytest_negativa.rewriting.compact.compact import certify
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library, design_cut
 from pytest_negativa.rewriting.compact.original_tables import read_tables
@@ -405,7 +405,7 @@ def test_another_machine_is_refused(kit: Kit, tmp_path: Path) -> None:
 def test_nothing_is_cut_without_the_code_that_maps_spares(
     kit: Kit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytest_negativa.spare.note._STUB", tmp_path / "none")
+    monkeypatch.setattr("pytest_negativa.pages.note._STUB", tmp_path / "none")
     with pytest.raises(CannotCompactError, match="needs a C compiler"):
         kit.cut(tmp_path)
 

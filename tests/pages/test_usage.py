@@ -16,17 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pytest_negativa.hostcode.functions import FunctionStarts, functions_within, summarize
-from pytest_negativa.hostcode.gather import (
-    FilePages,
-    add_touched,
-    describe,
-    gather,
-    identify,
-    unite,
-)
 from pytest_negativa.models.file_state import FileState
-from pytest_negativa.models.hostcode import (
+from pytest_negativa.models.pages import (
     FileKey,
     HostFile,
     HostFiles,
@@ -37,7 +28,16 @@ from pytest_negativa.models.hostcode import (
     Processor,
 )
 from pytest_negativa.models.spans import PAGE_SIZE, Span, union
-from pytest_negativa.processes.page_watch import read_processor
+from pytest_negativa.pages.functions import FunctionStarts, functions_within, summarize
+from pytest_negativa.pages.gather import (
+    FilePages,
+    add_touched,
+    describe,
+    gather,
+    identify,
+    unite,
+)
+from pytest_negativa.pages.page_watch import read_processor
 from pytest_negativa.reporting.pages import render_host_report
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import LOST_NAME, Run

@@ -21,10 +21,10 @@ from elftools.elf.relocation import RelocationSection
 
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.source import ByteSource
+from pytest_negativa.pages.note import PROBLEMS
 from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library, design_cut
 from pytest_negativa.rewriting.compact.rebuild import rebuild_original
 from pytest_negativa.rewriting.compact.records import Cut
-from pytest_negativa.spare.note import PROBLEMS
 from tests.support.compiling import compile_c, compile_shared
 from tests.support.cutting import (
     Kit,

@@ -22,14 +22,8 @@ from pytest_negativa.errors import FormatError, NegativaError, StoreError
 from pytest_negativa.gpucode.elf import read_host_elf
 from pytest_negativa.gpucode.elf_tables import PT_LOAD
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.hostcode.page_logs import (
-    LoggedLibrary,
-    LoggedProcess,
-    count_lost,
-    read_page_logs,
-)
 from pytest_negativa.models.file_state import FileState
-from pytest_negativa.models.hostcode import (
+from pytest_negativa.models.pages import (
     FileKey,
     HostFile,
     HostFiles,
@@ -38,6 +32,12 @@ from pytest_negativa.models.hostcode import (
 )
 from pytest_negativa.models.spans import PAGE_SIZE, Span, common, intersection, minus, size, union
 from pytest_negativa.models.trace import LibraryUsage, Usage
+from pytest_negativa.pages.page_logs import (
+    LoggedLibrary,
+    LoggedProcess,
+    count_lost,
+    read_page_logs,
+)
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.records import load_if_there, load_record, write_record
 from pytest_negativa.storage.results import load_digests, load_usage

@@ -12,7 +12,7 @@
  */
 #pragma once
 
-#include "../../spare/format.h"
+#include "../format.h"
 #include "hide.h"
 #include "sections.h"
 

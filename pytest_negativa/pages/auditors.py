@@ -1,7 +1,7 @@
 """LD_AUDIT and NEGATIVA_PAGES_*: which auditors glibc loads, and on which machines (glibc 2.35).
 
-``redirect.c`` replaces libraries, see ``processes.redirect``. ``pages.c`` records which pages the
-processes touch: of CPU code, or of what a spare brings back. ``hostcode.page_logs`` reads that.
+``redirect.c`` replaces libraries, see ``processes.redirect``. ``watch.c`` records which pages the
+processes touch: of CPU code, or of what a spare brings back. ``pages.page_logs`` reads that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pytest_negativa.errors import NegativaError
 OLDEST_GLIBC = (2, 35)
 MACHINES = ("x86_64",)
 
-_PAGES = "_pages.so"
+WATCH = Path(__file__).with_name("_watch.so")
+"""Records pages. Not there if no compiler built it."""
 LOGS_VARIABLE = "NEGATIVA_PAGES_LOGS"
 ONLY_GPU_VARIABLE = "NEGATIVA_PAGES_GPU"
 ARMED_VARIABLE = "NEGATIVA_PAGES_ARMED"
@@ -34,13 +35,7 @@ TUNABLES_VARIABLE = "GLIBC_TUNABLES"
 _TUNABLE = "glibc.rtld.optional_static_tls=4096"
 
 
-def built_library(name: str) -> Path | None:
-    """A library for LD_AUDIT by its file name; None: it was not built."""
-    path = Path(__file__).with_name(name)
-    return path if path.is_file() else None
-
-
-def why_no_auditor(library: Path | None) -> str | None:
+def why_no_auditor(library: Path) -> str | None:
     """Reason for which processes can't load an auditor on this machine; None if they can."""
     try:
         name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
@@ -55,7 +50,7 @@ def why_no_auditor(library: Path | None) -> str | None:
         return f"glibc {version} is older than {oldest}, the oldest it was tested with"
     if platform.machine() not in MACHINES:
         return f"it was not tested on {platform.machine()}, only on {', '.join(MACHINES)}"
-    if library is None:
+    if not library.is_file():
         return (
             "the native library was not built; install pytest-negativa again where there is "
             "a C compiler"
@@ -65,7 +60,7 @@ def why_no_auditor(library: Path | None) -> str | None:
     return None
 
 
-def with_auditor(environ: Mapping[str, str], library: Path | None) -> dict[str, str]:
+def with_auditor(environ: Mapping[str, str], library: Path) -> dict[str, str]:
     """The variables to set so that processes load an auditor, before those of ``environ``.
 
     Raises:
@@ -82,7 +77,7 @@ def with_auditor(environ: Mapping[str, str], library: Path | None) -> dict[str, 
 
 def why_unwatchable() -> str | None:
     """Reason for which this machine can't trace CPU code; None if it can."""
-    return why_no_auditor(built_library(_PAGES))
+    return why_no_auditor(WATCH)
 
 
 def traces_cpu(environ: Mapping[str, str]) -> bool:
@@ -107,7 +102,7 @@ def watch_environment(
         NegativaError: this machine can't do it.
     """
     return {
-        **with_auditor(environ, built_library(_PAGES)),
+        **with_auditor(environ, WATCH),
         LOGS_VARIABLE: str(logs.absolute()),
         ONLY_GPU_VARIABLE: "1" if only_gpu else "",
         ARMED_VARIABLE: "" if armed is None else str(armed.absolute()),
@@ -123,7 +118,7 @@ def misses_environment(environ: Mapping[str, str], logs: Path) -> dict[str, str]
     # Those that trace CPU code take precedence.
     traced = {LOGS_VARIABLE: ""} if LOGS_VARIABLE in environ else {}
     return {
-        **with_auditor(environ, built_library(_PAGES)),
+        **with_auditor(environ, WATCH),
         **traced,
         MISSES_VARIABLE: str(logs.absolute()),
     }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.models.spans import MovedSpan
-from pytest_negativa.spare.note import (
+from pytest_negativa.pages.note import (
     MAGIC,
     Hole,
     Note,

@@ -6,7 +6,7 @@
  * Where the kernel has guard pages for files (madvise(2), MADV_GUARD_INSTALL, Linux 6.15), they do
  * it: a page costs less than half, and no mapping. Elsewhere mprotect does.
  *
- * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: hostcode/page_logs.py);
+ * Environment: NEGATIVA_PAGES_LOGS, the folder for the logs (format: pages/page_logs.py);
  * NEGATIVA_PAGES_GPU, if not empty: GPU code alone; NEGATIVA_PAGES_ARMED, if not empty: of GPU
  * code, what was removed. Or NEGATIVA_SPARE_LOG alone, a folder for logs of what comes back to
  * libraries with a spare. For both see pages/holes.h. The log is a shared mapping of a file, so a
@@ -23,8 +23,8 @@
  * time, see lock(), so static buffers suffice.
  */
 #define _GNU_SOURCE
-#include "pages/holes.h"
-#include "pages/constants.h"
+#include "watch/holes.h"
+#include "watch/constants.h"
 #include "../native/maps.h"
 
 #include <stdlib.h>

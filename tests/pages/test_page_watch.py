@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import NegativaError
-from pytest_negativa.hostcode.page_logs import (
+from pytest_negativa.pages.auditors import watch_environment
+from pytest_negativa.pages.page_logs import (
     LoggedLibrary,
     LoggedProcess,
     count_lost,
     read_page_logs,
     unwatched_programs,
 )
-from pytest_negativa.processes.auditors import watch_environment
-from pytest_negativa.processes.page_watch import prepare_logs
+from pytest_negativa.pages.page_watch import prepare_logs
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
 from tests.support.cutting import PAGES as PAGES_OF_LIBRARY
 from tests.support.cutting import compile_library
@@ -34,7 +34,7 @@ from tests.support.paged import (
 from tests.support.sessions import unmeasured_environ
 
 pytestmark = [needs_compiler, needs_page_watch]
-PAGES = "../../../pytest_negativa/processes/pages.c"  # the watcher, as compile_shared finds it
+PAGES = "../../../pytest_negativa/pages/watch.c"  # the watcher, as compile_shared finds it
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_libraries_that_are_closed_leave_their_places_to_others(
     tmp_path: Path, library: Path, logs: Path
 ) -> None:
     small = compile_shared(
-        "../../../pytest_negativa/processes/pages.c",
+        "../../../pytest_negativa/pages/watch.c",
         tmp_path / "small.so",
         "-DMAX_LIBRARIES=40",
         "-Wl,-z,now",

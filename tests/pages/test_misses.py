@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import NegativaError, OptionError, StoreError
-from pytest_negativa.hostcode.page_logs import encode_misses, read_misses
+from pytest_negativa.pages.misses import Miss, Misses
+from pytest_negativa.pages.page_logs import encode_misses, read_misses
 from pytest_negativa.rewriting.compact.records import Cut
-from pytest_negativa.spare.misses import Miss, Misses
 from tests.support.compiling import compile_c
 from tests.support.cutting import Kit, logged, may_mount, needs_stub
 from tests.support.faults import PlantedFault

@@ -26,7 +26,7 @@ from pytest_negativa.gpucode.elf_tables import (
     SectionHeader,
 )
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.hostcode import (
+from pytest_negativa.models.pages import (
     HostLibrary,
     HostReport,
     HostRow,

@@ -14,8 +14,8 @@ from pathlib import Path
 from pytest_negativa.errors import FormatError, StoreError
 from pytest_negativa.models.file_kinds import is_spare, library_of_spare
 from pytest_negativa.models.spans import PAGE_SIZE
-from pytest_negativa.spare.misses import Miss, Misses
-from pytest_negativa.spare.note import last_trailer
+from pytest_negativa.pages.misses import Miss, Misses
+from pytest_negativa.pages.note import last_trailer
 from pytest_negativa.tracing.mappings import DELETED, parse_maps
 
 # Bits 62 and 63: the page is swapped, or in memory.

@@ -1,4 +1,4 @@
-"""The handler of SIGSEGV in ``pages.c``: what it calls, how much stack it takes."""
+"""The handler of SIGSEGV in ``watch.c``: what it calls, how much stack it takes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STACK = 2048
 
 
 def compile_pages(target: Path) -> None:
-    source = str(ROOT / "pytest_negativa/processes/pages.c")
+    source = str(ROOT / "pytest_negativa/pages/watch.c")
     command = [CC or "cc", *FLAGS, "-fstack-usage", "-o", str(target), source, "-ldl", "-lpthread"]
     subprocess.run(command, check=True, cwd=target.parent)
 

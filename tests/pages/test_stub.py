@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import pytest_negativa.spare.note
+import pytest_negativa.pages.note
+from pytest_negativa.pages.note import STUB_SECOND, STUB_SIZE, STUB_START
 from pytest_negativa.rewriting.compact.records import Cut
-from pytest_negativa.spare.note import STUB_SECOND, STUB_SIZE, STUB_START
 from tests.support.cutting import Kit, needs_stub
 
 pytestmark = needs_stub
 
-STUB = Path(pytest_negativa.spare.note.__file__).with_name("_stub.bin")
+STUB = Path(pytest_negativa.pages.note.__file__).with_name("_stub.bin")
 ENDBR64 = bytes.fromhex("f30f1efa")
 # Those of the floating-point units, and the bases of thread-local storage.
 FOREIGN = re.compile(r"%[xyz]?mm\d|%st\b|%k[0-7]|%[fg]s:|xsave|fxsave|[fg]sbase")

@@ -1,4 +1,4 @@
-"""The watch of pages begins: folders for the logs of ``pages.c``, and this machine's processor.
+"""The watch of pages begins: folders for the logs of ``watch.c``, and this machine's processor.
 
 This module imports little: a session does this just before it starts itself again.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pytest_negativa.models.hostcode import HostFiles, Processor
+from pytest_negativa.models.pages import HostFiles, Processor
 from pytest_negativa.models.spans import PAGE_SIZE
-from pytest_negativa.processes.auditors import watch_environment
+from pytest_negativa.pages.auditors import watch_environment
 from pytest_negativa.storage.atomic import write_atomically
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import LOST_NAME, Run

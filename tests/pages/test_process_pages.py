@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_negativa.errors import FormatError, StoreError
-from pytest_negativa.hostcode.page_logs import encode_misses, read_misses
-from pytest_negativa.hostcode.process_pages import pages_of_process
+from pytest_negativa.pages.page_logs import encode_misses, read_misses
+from pytest_negativa.pages.process_pages import pages_of_process
 from pytest_negativa.rewriting.compact.records import Cut
 from tests.support.cutting import build_kit, needs_stub
 

@@ -1,6 +1,6 @@
 /* The log of a process: a mapped file of its own, which grows by chunks; libraries that are lost.
  *
- * hostcode/page_logs.py describes the format.
+ * pages/page_logs.py describes the format.
  */
 #pragma once
 

@@ -1,4 +1,4 @@
-"""Logs of ``processes/pages.c``: their format, lost libraries, misses of a running process.
+"""Logs of ``pages/watch.c``: their format, lost libraries, misses of a running process.
 
 A log is a file of chunks of 64 KiB, or of more where a record needs more. Records follow each
 other; a size of 0 means that the next record starts with the next chunk. All numbers are little
@@ -48,10 +48,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.errors import NegativaError, no_such_file, refusing
-from pytest_negativa.models.hostcode import FileKey
+from pytest_negativa.models.pages import FileKey
 from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.models.spans import size as size_of
-from pytest_negativa.spare.misses import Miss, Misses
+from pytest_negativa.pages.misses import Miss, Misses
 from pytest_negativa.storage.runs import LOST_NAME, PAGES_SUFFIX, files_in
 from pytest_negativa.storage.system import read_regular
 
@@ -62,7 +62,7 @@ _PROCESS, _LIBRARY, _HOLES, _GPU_CODE, _CONSTANTS = 1, 2, 4, 5, 6
 _DIGEST = 32
 _SEEN, _FETCHED = 1 << 15, 1 << 12
 _UNWATCHED = 1
-# Shared in processes/pages/log.h.
+# Shared in pages/watch/log.h.
 _STARTS = struct.Struct("<4xI" + 9 * "384s")
 _SHELL_COMMAND = re.compile(rb"\S*sh -\w*c ")
 

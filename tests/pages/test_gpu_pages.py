@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import asdict, replace
 
-from pytest_negativa.hostcode.gather import with_pages, with_pages_of
-from pytest_negativa.hostcode.page_logs import read_page_logs
 from pytest_negativa.models.spans import PAGE_SIZE, Span
 from pytest_negativa.models.trace import LibraryUsage, TracedLibrary, Usage
-from pytest_negativa.processes.auditors import watch_environment
-from pytest_negativa.processes.page_watch import prepare_logs
+from pytest_negativa.pages.auditors import watch_environment
+from pytest_negativa.pages.gather import with_pages, with_pages_of
+from pytest_negativa.pages.page_logs import read_page_logs
+from pytest_negativa.pages.page_watch import prepare_logs
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import LOST_NAME, Run
 from pytest_negativa.tracing.libraries import state_of

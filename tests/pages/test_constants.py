@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.hostcode.gather import unite_logs
-from pytest_negativa.hostcode.page_logs import count_lost, read_page_logs
-from pytest_negativa.processes.auditors import watch_environment
-from pytest_negativa.processes.page_watch import prepare_logs
+from pytest_negativa.pages.auditors import watch_environment
+from pytest_negativa.pages.gather import unite_logs
+from pytest_negativa.pages.page_logs import count_lost, read_page_logs
+from pytest_negativa.pages.page_watch import prepare_logs
 from pytest_negativa.processes.redirect import make_table, redirect_environment, write_table
 from tests.support.compiling import needs_compiler
 from tests.support.paged import compile_constants, needs_page_watch, symbols_of

@@ -1,1 +1,0 @@
-"""CPU code by pages: what processes touched, what it adds up to, and what it means."""

@@ -1,0 +1,1 @@
+"""Pages of libraries: traced, armed, and brought back to where they left."""
