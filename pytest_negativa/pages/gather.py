@@ -201,6 +201,7 @@ def _unite_libraries(group: Sequence[HostLibrary]) -> HostLibrary:
 
 
 _WHAT = "a trace of CPU code", "trace again"
+_ADDED = "added-{}.json"  # beside the logs
 
 
 def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
@@ -249,8 +250,8 @@ def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
         failed=failed,
         chosen=chosen,
     )
-    added = load_if_there(run.added_pages_file, HostUsage, *_WHAT)
-    usage = unite([own] if added is None else [own, added])
+    added = sorted(run.page_logs.glob(_ADDED.format("*")))
+    usage = unite([own, *(load_record(path, HostUsage, *_WHAT) for path in added)])
     if new:
         files = tuple(known.values())
         write_record(
@@ -261,15 +262,19 @@ def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
     return usage
 
 
-def add_touched(run: Run, usages: Sequence[HostUsage]) -> None:
-    """Count what others touched as touched by a run, from now on.
+def add_touched(run: Run, usage: HostUsage, ended_ns: int) -> None:
+    """Count what a proof touched as touched by a run, from now on.
+
+    Args:
+        usage: of the proof.
+        ended_ns: when it ended. Two proofs may run at once.
 
     Raises:
         StoreError: the file can't be written.
     """
-    # Whether they are complete, and how they ended, says nothing of the run.
-    added = replace(unite(usages), processes={}, incomplete=(), failed=(), chosen=())
-    write_record(run.added_pages_file, added)
+    # Whether it is complete, and how it ended, says nothing of the run.
+    added = replace(usage, processes={}, incomplete=(), failed=(), chosen=())
+    write_record(run.page_logs / _ADDED.format(ended_ns), added)
 
 
 def load_files(run: Run) -> HostFiles:

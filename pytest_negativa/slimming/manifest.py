@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from pytest_negativa.slimming.tree import MANIFEST_NAME, Records, Tree, staged_n
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.system import read_regular
+
+# In JSON, behind an even number of backslashes.
+_ZERO = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def load_manifest(root: Path) -> SlimManifest:
@@ -43,7 +47,7 @@ def load_manifest(root: Path) -> SlimManifest:
         "backup, or move it away: then undo puts back libraries that have a spare, and others come "
         "back by installing them again",
     )
-    if rb"\u0000" in data:
+    if _ZERO.search(data) is not None:
         # No path has one, and Python's functions raise ValueError for it.
         raise StoreError(f"{path}: not a manifest of negativa slim: a zero byte in a text")
     names = (name for entry in manifest.slimmed.values() for name in entry.names)

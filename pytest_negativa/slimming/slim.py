@@ -435,8 +435,10 @@ class Slimmer:
         noted = [before[name] for name in task.names if name in before]
         if task.slimmed is not None:
             noted = [task.slimmed.entry]
-        same = (one.original for one in noted if one.original_sha256 == file.original_sha256)
-        original = next(same, None)
+        old = next((one for one in noted if one.original_sha256 == file.original_sha256), None)
+        if task.slimmed is not None and old is None:
+            raise ReconstructError(f"{task.source} changed meanwhile; run the command again")
+        original = None if old is None else old.original
         replaced = None if task.slimmed is None else task.slimmed.sha256
         if self.options.keep_originals is not None:
             aside = self.options.keep_originals / file.original_sha256
@@ -461,7 +463,8 @@ class Slimmer:
             gpu_code_removed=made.gpu_code_removed,
             certificate=file.certificate,
             never_loaded=task.recipe.kind in FOR_NEVER_LOADED,
-            records=records,
+            # Its RECORD may have been removed since.
+            records=records or (() if old is None else old.records),
             original=original,
             spare=None if spare is None else str(spare),
             holes=file.mapped if isinstance(file, Cut) else 0,

@@ -7,7 +7,7 @@ A run's folder, ``.negativa/RUN/``, holds:
 - ``tests.jsonl``: how its tests ended; ``combined-tests.json``: the same of combined runs.
 - ``usage.json``: what its traces add up to; ``trace.json``: the same, as Negativa-ML has it.
 - ``cpu/``: which pages of CPU code its processes touched, a file for each process,
-  ``files.json``, the contents of the libraries, and ``added.json``, what proofs touched;
+  ``files.json``, the contents of the libraries, and ``added-NS.json``, what each proof touched;
   ``cpu.json``: what these add up to.
 - ``map/``, ``plan/``, ``spans/``: a file for each library, of one name in all three.
 - ``opened.json``: which files that are GPU code themselves were opened; ``files.json``: what is
@@ -139,7 +139,6 @@ class Run:
     negativa_ml_file = _Place("trace.json")
     page_logs = _Place("cpu")
     page_log_files = _Place("cpu/files.json")
-    added_pages_file = _Place("cpu/added.json")
     host_usage_file = _Place("cpu.json")
     map_dir = _Place("map")
     plan_dir = _Place("plan")

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.pages import FileKey, HostFile, HostLibrary, HostUsage
 from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.round import RoundKind
@@ -50,8 +51,8 @@ def gather_pages(attempt: Attempt) -> Attempt:
     """The attempt, with the CPU code that the traced run and its rounds touched.
 
     Raises:
-        NegativaError: a log is damaged.
-        StoreError: a file can't be read or written.
+        NegativaError: a log of the traced run is damaged.
+        StoreError: a file of the traced run can't be read or written.
     """
     run = attempt.traced.run
     traced, known = require_usage(run), load_files(run).files
@@ -62,9 +63,14 @@ def gather_pages(attempt: Attempt) -> Attempt:
     logs = dict.fromkeys(one.page_logs for one in (run, *rounds))
     started = dict.fromkeys(command for folder in logs for command in unwatched_programs(folder))
     accepted = attempt.settings.opened_originals
+    try:
+        found = unite([require_usage(one, files) for one in rounds])
+    except NegativaError as e:
+        # The attempt is judged nonetheless.
+        found = structs.replace(traced, libraries=(), incomplete=(str(e),))
     return replace(
         attempt,
-        pages=(traced, unite([require_usage(one, files) for one in rounds])),
+        pages=(traced, found),
         unwatched=tuple(
             f"{command}: {_UNWATCHED}"
             for command in started

@@ -100,7 +100,7 @@ class Verification:
     def __init__(
         self, traced: TracedRun, settings: Settings, runner: RoundRunner, *, cpu: bool
     ) -> None:
-        self._touched: Sequence[HostUsage] = ()
+        self._touched: HostUsage | None = None
         self._cpu = cpu
         self.traced = traced
         self.program = runner.program
@@ -185,7 +185,7 @@ class Verification:
         attempt = self._rerun(attempt)
         if self._traces_cpu:
             attempt = gather_pages(attempt)
-            self._touched = attempt.pages or ()
+            self._touched = attempt.pages and attempt.pages[1]
         return attempt
 
     def _rerun(self, attempt: Attempt) -> Attempt:
@@ -397,14 +397,15 @@ class Verification:
         return tuple(user.who for _, user in users)
 
     def write(self, verdict: Verdict) -> None:
-        """Write ``verdict.json``, and into the run's plans and its trace what stays."""
-        write_record(self.folder.verdict_file, verdict, indent=1)
-        write_record(self.traced.run.verdict_file, verdict, indent=1)
+        """Write into the run's trace and its plans what stays, and ``verdict.json``."""
+        # First: without these, a lock by the verdict would remove what the rounds used.
+        if self._touched is not None:
+            add_touched(self.traced.run, self._touched, time.time_ns())
         kept = [need for need in verdict.needs if need.kept and need.witness in STAYING]
         if verdict.proved and kept:
             self.keep(kept)
-        if verdict.cpu is not None:
-            add_touched(self.traced.run, self._touched)
+        write_record(self.folder.verdict_file, verdict, indent=1)
+        write_record(self.traced.run.verdict_file, verdict, indent=1)
 
     def keep(self, needs: Collection[Need]) -> None:
         """Write into the run's plans that this code stays, also if they are made again."""

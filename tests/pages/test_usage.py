@@ -130,8 +130,11 @@ def test_what_a_proof_touched_is_of_the_run(tmp_path: Path) -> None:
         incomplete=("a full disk",),
         failed=("001-verify: 1 test failed",),
     )
-    add_touched(run, [found])
-    own = replace(found, processes={run.run_id: 0}, incomplete=(), failed=())
+    add_touched(run, found, 1)
+    later = replace(library, touched=(Span(PAGE_SIZE, 2 * PAGE_SIZE),))
+    add_touched(run, replace(found, libraries=(later,)), 2)
+    [united] = unite([found, replace(found, libraries=(later,))]).libraries
+    own = replace(found, processes={run.run_id: 0}, libraries=(united,), incomplete=(), failed=())
     assert gather(run) == own
     # Also when it is read again, or copied elsewhere.
     run.page_log_files.unlink()

@@ -617,3 +617,23 @@ def test_shards_are_united(project: Project, library: Path) -> None:
     project.negativa("combine", whole, f"--path={library.parent}=/elsewhere")
     paths = {path for one in usage_of(project).libraries for path in one.paths}
     assert "/elsewhere/libpaged.so" in paths and str(library) not in paths
+
+
+@pytest.mark.slow
+def test_what_a_proof_touched_is_kept_before_its_verdict(project: Project, library: Path) -> None:
+    # A folder is in the way when the verdict is written.
+    project.write(
+        "test_block.py",
+        """
+from pathlib import Path
+
+def test_blocks():
+    if Path("block").exists():
+        Path(".negativa/latest/verdict.json").mkdir()
+""",
+    )
+    project.pytest("-q", "--negativa")
+    project.write("block", "")
+    done = project.pytest("-q", "--negativa-verify", status=1)
+    assert "verdict.json: cannot be written" in done.stdout + done.stderr
+    assert list(project.results.glob("latest/cpu/added-*.json"))

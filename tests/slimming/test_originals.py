@@ -26,6 +26,7 @@ from pytest_negativa.slimming.journal import hold
 from pytest_negativa.slimming.manifest import load_manifest, save_manifest
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees, undo_trees
+from pytest_negativa.slimming.spares import SpareTarget
 from pytest_negativa.storage.atomic import copy_metadata
 from tests.support.compacting import needs_compiler
 from tests.support.faults import PlantedFault
@@ -98,6 +99,42 @@ def test_undo_gives_each_file_its_own_attributes(site: Made, tmp_path: Path) -> 
     assert facts == [(1_000_000_002, 0o755), (2_000_000_003, 0o640)]
     assert os.getxattr(site.two, "user.note") == b"of the second"
     assert "user.note" not in os.listxattr(site.one)
+
+
+def test_a_name_like_an_escape_in_json(site: Made, tmp_path: Path) -> None:
+    site.one.with_name("a\\u0000.so").write_bytes(site.one.read_bytes())
+    before = digests(site.folder)
+    slim(site, replace(FAST, keep_originals=tmp_path / "originals"))
+    undo_trees((site.folder,))
+    assert digests(site.folder) == before
+
+
+def test_a_kept_original_that_changes_before_it_is_read(
+    site: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "originals"
+    slim(site, replace(FAST, keep_originals=kept))
+    entries = load_manifest(site.folder).slimmed
+    foresee = engine.Slimmer.foresee_holes
+
+    def and_change(slimmer: engine.Slimmer) -> list[int]:
+        holes = foresee(slimmer)
+        for path in [one for one in kept.iterdir() if len(one.name) == 64]:
+            data = path.read_bytes()
+            other = path.with_name("other")
+            other.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+            other.replace(path)
+        return holes
+
+    monkeypatch.setattr(engine.Slimmer, "foresee_holes", and_change)
+    request = SlimRequest(
+        paths=(site.folder,),
+        lock=site.lock,
+        options=replace(FAST, spare=SpareTarget(tmp_path / "spares")),
+    )
+    report = slim_trees(request)
+    assert {row.status for row in report.rows if row.detail} == {SlimStatus.FAILED}
+    assert load_manifest(site.folder).slimmed == entries
 
 
 def test_undo_restores_the_times_of_libraries(site: Made, tmp_path: Path) -> None:
