@@ -221,7 +221,7 @@ def widen_by_use(lock: Lock, runs: Sequence[Run], settings: Settings) -> tuple[L
 
     Raises:
         NegativaError: a library of the lock was used and is not here, or does not fit the lock; or
-            a trace lacks CPU code, of which the lock has some.
+            the lock has CPU code, and a run's trace of it is not complete.
     """
     touched = unite([pages for run in runs if (pages := gather(run)) is not None])
     if lock.cpu is not None and touched.incomplete:

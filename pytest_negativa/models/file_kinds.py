@@ -66,7 +66,7 @@ CODE_SUFFIXES = (".cubin", ".fatbin", ".ptx")
 """Names of files that a driver loads as they are end so, by convention."""
 
 LOADABLE = frozenset({FileKind.CUBIN, FileKind.FATBIN, FileKind.PTX})
-"""Kinds of GPU code that a driver loads as it is."""
+"""Kinds of GPU code that the driver loads without a library around it."""
 
 # spare/note.py
 _SPARE = re.compile(r"(.+)\.[0-9a-f]{16}\.spare", re.DOTALL)

@@ -88,7 +88,7 @@ class HostLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def untouched(self) -> tuple[Span, ...]:
-        """What was watched in vain."""
+        """The spans that were watched and not touched."""
         return tuple(minus(self.watched, self.touched))
 
     @property

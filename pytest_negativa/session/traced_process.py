@@ -234,7 +234,7 @@ class TracedProcess:
 
 
 def phases_run(item: pytest.Item) -> Counter[str]:
-    """How often each phase of a test has begun, in this run of the test."""
+    """Counts of the phases that have begun in this run of a test."""
     # A plugin may run a test without pytest's protocol.
     return item.stash.setdefault(_PHASES, Counter())
 

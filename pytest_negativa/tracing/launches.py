@@ -100,7 +100,7 @@ class LaunchCounter:
         return None
 
     def begin(self, context: Context, *, anew: bool = False) -> None:
-        """What is launched from now on belongs to ``context``.
+        """Count later launches for ``context``.
 
         Args:
             anew: CUPTI may have begun to number calls anew.
