@@ -1,8 +1,7 @@
 /* The search for words in whole sections and unpacked text; loaded by search.py.
  *
- * It looks at 16 bytes at a time: for containers seven times as fast as memmem(3) for each magic
- * number, for kernels in PTX three times as fast as a regular expression, which is tried at every
- * dot.
+ * It looks at 16 bytes at a time, which is several times as fast as memmem(3) for each magic
+ * number, and as a regular expression for kernels in PTX, which is tried at every dot.
  */
 
 #include <stdbool.h>
