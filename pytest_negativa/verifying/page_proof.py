@@ -67,7 +67,7 @@ def gather_pages(attempt: Attempt) -> Attempt:
         found = unite([require_usage(one, files) for one in rounds])
     except NegativaError as e:
         # The attempt is judged nonetheless.
-        found = structs.replace(traced, libraries=(), incomplete=(str(e),))
+        found = structs.replace(traced, incomplete=(str(e),))
     return replace(
         attempt,
         pages=(traced, found),

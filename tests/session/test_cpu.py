@@ -637,3 +637,25 @@ def test_blocks():
     done = project.pytest("-q", "--negativa-verify", status=1)
     assert "verdict.json: cannot be written" in done.stdout + done.stderr
     assert list(project.results.glob("latest/cpu/added-*.json"))
+
+
+@pytest.mark.slow
+def test_a_damaged_log_of_a_round_is_judged(project: Project, library: Path) -> None:
+    project.write(
+        "test_damage.py",
+        """
+import os
+from pathlib import Path
+
+def test_damages():
+    if Path("damage").exists():
+        Path(os.environ["NEGATIVA_PAGES_LOGS"], "1.1.1.pages").write_bytes(b"no log")
+""",
+    )
+    project.pytest("-q", "--negativa")
+    project.write("damage", "")
+    done = project.pytest("-q", "--negativa-verify", status=1)
+    assert "Not proved that no test needs" in done.stdout
+    assert "the proof is not complete: " in done.stdout and "1.1.1.pages" in done.stdout
+    (project.folder / "damage").unlink()
+    project.pytest("-q", "--negativa-verify")
