@@ -235,7 +235,7 @@ slim.undo_trees((Path({str(site.folder)!r}),))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert len(list(site.folder.rglob(".*"))) == 1
+    assert list(site.folder.rglob(".*"))  # one, or one of each worker
     slim_trees(SlimRequest(paths=(site.folder,), lock=site.lock, options=SlimOptions()))
     assert list(site.folder.rglob(".*")) == []
     undo_all(site)
