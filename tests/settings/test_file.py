@@ -32,9 +32,9 @@ from pytest_negativa.models.settings import (
 from pytest_negativa.settings.file import find_config, load_config
 from pytest_negativa.settings.options import OPTIONS
 from pytest_negativa.settings.resolve import load_settings
-from pytest_negativa.settings.schema import config_schema
 from pytest_negativa.storage.yaml_document import parse_document
 from tests.support.analyses import settings
+from tests.support.config_schema import config_schema
 from tests.support.libraries import DOCS, ROOT
 
 FORMATS = one_of([kind.value for kind in ReportFormat])

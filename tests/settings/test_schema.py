@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from typing import Any
 
 import jsonschema
 
 from pytest_negativa.settings.options import OPTIONS
-from pytest_negativa.settings.schema import config_schema, schema_text
+from tests.support.config_schema import COMMITTED, config_schema, schema_text
 
 
 def test_the_committed_schema_is_the_generated_one() -> None:
-    committed = resources.files("pytest_negativa.storage") / "schemas" / "negativa.schema.json"
-    assert committed.read_text(encoding="utf-8") == schema_text(), (
-        "run python -m pytest_negativa.settings.schema > "
-        "pytest_negativa/storage/schemas/negativa.schema.json"
-    )
+    run = "run python -m tests.support.config_schema"
+    assert COMMITTED.read_text(encoding="utf-8") == schema_text(), run
 
 
 def test_the_schema_is_one_and_describes_every_option() -> None:

@@ -1,14 +1,13 @@
 """JSON Schema of ``negativa.yaml``, for editors.
 
-``storage/schemas/negativa.schema.json`` is what ``python -m pytest_negativa.settings.schema``
-prints; a test compares the two.
+``python -m tests.support.config_schema`` writes it to the package. Editors, and
+``negativa schema``, read it from there.
 """
 
 from __future__ import annotations
 
 import enum
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any, get_origin
 
@@ -20,6 +19,9 @@ from pytest_negativa.settings.options import (
     Option,
 )
 from pytest_negativa.settings.values import type_of
+from tests.support.libraries import ROOT
+
+COMMITTED = ROOT / "pytest_negativa" / "storage" / "schemas" / "negativa.schema.json"
 
 
 def config_schema() -> dict[str, Any]:
@@ -105,4 +107,4 @@ def schema_text() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(schema_text())
+    COMMITTED.write_text(schema_text(), "utf-8")
