@@ -322,11 +322,11 @@ def test_nothing_is_here(vex: Vex) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "list.yaml:1: not a list of vulnerabilities of this release: expected a mapping"),
+        ("", "list.yaml:1: not a list of vulnerabilities of this release: Expected `object`"),
         ("format: 1\nvulnerabilities:\n- name: n\n  cod: []\n",
-         "list.yaml:4: not a list of vulnerabilities of this release: vulnerabilities[0]: unknown"),
+         "list.yaml:4: not a list of vulnerabilities of this release: Object contains unknown"),
         ("format: 1\nvulnerabilities:\n- {}\n",
-         "list.yaml:3: not a list of vulnerabilities of this release: vulnerabilities[0]: lacks"),
+         "list.yaml:3: not a list of vulnerabilities of this release: Object missing"),
         ("a: [", "list.yaml:2: "),
         ("{format: 2, vulnerabilities: [{name: n, code: [{library: l, kernels: [k]}]}]}",
          "format 2, this release reads 1"),

@@ -365,27 +365,27 @@ class TestFile:
     @pytest.mark.parametrize(
         ("old", "new", "problem"),
         [
-            (b"size: ", b"size: x", r"lock:\d+: .*\S+size: expected a whole number, found text;"),
-            (b"size: ", b"length: ", r"lock:(\d+): .*libraries\[0\]: unknown key 'length';"),
+            (b"size: ", b"size: x", r"lock:\d+: .*Expected `int`, got `str` - at `\S+size`;"),
+            (b"size: ", b"length: ", r"lock:(\d+): .*unknown field `length` - at `\S+\[0\]`;"),
             (
                 b"reason: loaded",
                 b"reason: because",
-                r"lock:\d+: .*\S+reason: unknown word 'because'",
+                r"lock:\d+: .*'because' - at `\S+reason`",
             ),
             (
                 b"arch: sm_90",
                 b"arch: sm_",
-                r"lock:\d+: .*libraries\[0\].kept\[0\].arch: .*no SM arch",
+                r"lock:\d+: .*no SM arch.*libraries\[0\].kept\[0\].arch",
             ),
             (
                 b"  elements: ",
                 b"  elements: 0 # ",
-                r"lock:\d+: .*libraries\[0\]: kept: .* of 0 elements",
+                r"lock:\d+: .*kept: .* of 0 elements.*libraries\[0\]",
             ),
             (
                 b"proved: true",
                 b"proved: yes",
-                r"lock:\d+: .*proof.proved: expected true or false, found text",
+                r"lock:\d+: .*Expected `bool`, got `str` - at `\$.proof.proved`",
             ),
             (b"  run: ", b"  run: a\n  run: ", r"lock:\d+: .*the key 'run' is there twice"),
             (b"  run: ", b"  run: *x # ", r"lock:\d+: .*an alias"),
