@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from pytest_negativa.errors import NotFoundError, StoreError, describe_fault, refusing
+from pytest_negativa.errors import NotFoundError, StoreError, refusing
 from pytest_negativa.models.published import Published, PublishedFile
 from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.system import hash_steps
@@ -112,12 +112,12 @@ def fetch(
     max_bytes: int,
     wanted: Callable[[str], bool] = lambda path: True,
 ) -> None:
-    """Fetch files of a published folder; what is there already stays.
+    """Fetch files of a published folder.
 
     Args:
         url: of the folder.
         manifest: what it holds.
-        target: the folder here.
+        target: the folder here, new or empty.
         max_bytes: that the files may have together.
         wanted: whether to fetch the file of a path.
 
@@ -130,16 +130,15 @@ def fetch(
     blobs = _blobs(url)
 
     def fetch_file(file: PublishedFile) -> None:
-        path = target / file.path
-        try:
-            if is_there(path, file):
-                return
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as e:
+        path, blob = target / file.path, blobs / file.sha256
+        with refusing(path, "written"):
             # Such as a name that is too long, or that is a file's and a folder's.
-            raise StoreError(f"{path}: cannot be written: {describe_fault(e)}") from e
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
         with _telling(url, file.path):
-            (blobs / file.sha256).fetch(path, file.size, file.sha256)
+            blob.download(path)
+            if not is_there(path, file):
+                raise StoreError("damaged; delete it there, and push again", blob)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         list(pool.map(fetch_file, files))

@@ -38,14 +38,13 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pytest_negativa.errors import OptionError, StoreError, refusing
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, remove_file, write_atomically
-from pytest_negativa.storage.flock import lock, open_to_lock
+from pytest_negativa.storage.flock import held, lock, open_to_lock
 from pytest_negativa.storage.handover import find_handover
 from pytest_negativa.storage.urls import Url, is_url
 
@@ -62,7 +61,6 @@ _MAX_FETCHED = 64 << 30
 
 _RUN_ID = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{6,8}")
 _DELETED_SUFFIX = ".deleted"
-_FETCHED_SUFFIX = ".fetched"
 _DEFAULT_NAME = ".negativa"
 _IGNORE_NAME = ".gitignore"
 _IGNORE = b"""\
@@ -473,7 +471,7 @@ class RunsFolder:
             StoreError: it can't be fetched, or the run of that id here is another one.
             OptionError: the URL can't be used.
         """
-        import shutil
+        from tempfile import TemporaryDirectory
 
         from pytest_negativa.storage.push import fetch, is_there, load_manifest
 
@@ -482,21 +480,18 @@ class RunsFolder:
             raise StoreError(f"{url}: is no run, but {manifest.name!r}")
         run = Run(self.folder / manifest.name)
         self.make()
-        # A part of a run must not pass as a run. The next attempt goes on in that folder.
-        part = run.folder.with_name(f".{run.run_id}{_FETCHED_SUFFIX}")
-        with refusing(run, "created"):
-            part.mkdir(exist_ok=True)
-            with open_to_lock(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
-                lock(folder)
-                if not run.folder.exists():
-                    _remove_others(part, {file.path for file in manifest.files})
-                    fetch(url, manifest, part, max_bytes=_MAX_FETCHED)
-                    part.rename(run.folder)
-                    if not self.latest.is_symlink():
-                        run.make_latest()
-                    return run
-                # The process that held it may have made the run of it.
-                shutil.rmtree(part, ignore_errors=True)
+        with held(self.folder):
+            if not run.folder.exists():
+                # A part of a run must not pass as a run.
+                with (
+                    refusing(run, "created"),
+                    TemporaryDirectory(dir=self.folder, prefix=".fetched-") as part,
+                ):
+                    fetch(url, manifest, Path(part, "run"), max_bytes=_MAX_FETCHED)
+                    Path(part, "run").rename(run.folder)
+                if not self.latest.is_symlink():
+                    run.make_latest()
+                return run
         for file in manifest.files:
             if not is_there(run.folder / file.path, file):
                 raise StoreError(
@@ -545,17 +540,6 @@ class RunsFolder:
             return "trace again"
         named = f"--run {shlex.quote(str(good))}"
         return f"trace again, or take the last good run: {named} (with pytest: --negativa-run)"
-
-
-def _remove_others(part: Path, names: Set[str]) -> None:
-    """Remove what an earlier attempt to fetch a run left there that the run no longer has.
-
-    Raises:
-        OSError: something can't be removed.
-    """
-    for path in part.rglob("*"):
-        if path.relative_to(part).as_posix() not in names and not path.is_dir():
-            path.unlink()
 
 
 def fetch_to_combine(url: Url, folder: Path) -> Run:

@@ -1,4 +1,4 @@
-"""URLs of object stores by fsspec: their form, refused credentials, pieces of 16 MiB.
+"""URLs of object stores by fsspec: their form, refused credentials, errors.
 
 URLs are ``s3://``, ``gs://``, ``memory://`` and the like. fsspec and the driver of a store, such as
 s3fs, are optional, and are imported when a URL is first used. Drivers take credentials from the
@@ -24,17 +24,14 @@ from pytest_negativa.errors import (
     OptionError,
     StoreError,
     describe_fault,
-    refusing,
 )
-from pytest_negativa.storage.atomic import NewFile, write_atomically
+from pytest_negativa.storage.atomic import write_atomically
 
 # Not compiled before they are needed: every command imports them.
 _URL = r"[A-Za-z][A-Za-z0-9+.-]+://"
 _FORM = r"[A-Za-z][A-Za-z0-9+.-]+:/{2,3}[^/?#\s][^?#\s]*"
 # A password may hold slashes, as those of S3 do; a port is none. A user of HTTP is a token.
 _CREDENTIALS = r"//[^/@]*:(?!\d+/)[^@]*@|(?i:^https?)://[^/]*@"
-# Bytes; a driver repeats the request for such a piece if it fails.
-_PIECE = 16 << 20
 
 
 def is_url(text: str | os.PathLike[str]) -> bool:
@@ -124,19 +121,17 @@ class Url:
             raise StoreError(f"{self}: cannot be {done}: {describe_fault(e)}") from e
 
     def size(self) -> int | None:
-        """Bytes of the file; None if there is no file.
+        """Bytes of the file; None if there is no file, or the store does not tell.
 
         Raises:
             StoreError: the store doesn't answer, or refuses to.
         """
         with self._opened("read") as (file_system, path):
             try:
-                found = file_system.info(path)
+                size: int | None = file_system.info(path)["size"]
             except FileNotFoundError:
                 return None
-            if found["type"] == "file" and found["size"] is None:
-                raise StoreError(f"{self}: the store does not tell the size of the file")
-            return found["size"] if found["type"] == "file" else None
+            return size
 
     def read(self, limit: int) -> bytes:
         """The content of the file.
@@ -148,48 +143,20 @@ class Url:
             NotFoundError: there is no such file.
             StoreError: it can't be read, or is larger.
         """
-        size = self.size()
-        if size is None:
-            raise NotFoundError(f"{self}: there is no such file")
-        if size > limit:
+        with self._opened("read") as (file_system, path), file_system.open(path, "rb") as file:
+            data: bytes = file.read(limit + 1)
+        if len(data) > limit:
             raise StoreError(f"larger than {limit:,} bytes", self)
-        return b"".join(self._pieces(size))
+        return data
 
-    def fetch(self, target: Path, size: int, sha256: str) -> None:
-        """Write the content to a file, which gets its name when the digest is right.
-
-        Args:
-            target: its folder must exist.
-            size: bytes that there must be.
-            sha256: the digest that the content must have, in hex.
+    def download(self, target: Path) -> None:
+        """Write the content to a file, whose folder must exist.
 
         Raises:
-            StoreError: it can't be read or written, or is something else.
+            StoreError: it can't be read or written; a part may be there.
         """
-        import hashlib  # OpenSSL takes 2 ms to load
-
-        digest = hashlib.sha256()
-        with refusing(target, "written"), NewFile(target, mode=0o666) as new:
-            with open(new.fd, "wb", closefd=False) as file:
-                for piece in self._pieces(size):
-                    digest.update(piece)
-                    file.write(piece)
-            if digest.hexdigest() != sha256:
-                raise StoreError(
-                    f"{self}: damaged: its SHA-256 is {digest.hexdigest()[:12]}..., expected "
-                    f"{sha256[:12]}...; delete it there, and push again"
-                )
-            new.publish()
-
-    def _pieces(self, size: int) -> Iterator[bytes]:
-        """The content, which must have so many bytes."""
-        for start in range(0, size, _PIECE):
-            end = min(start + _PIECE, size)
-            with self._opened("read") as (file_system, path):
-                piece = file_system.cat_file(path, start=start, end=end)
-            if len(piece) != end - start:
-                raise StoreError(f"{self}: ends at {start + len(piece):,} of {size:,} bytes")
-            yield piece
+        with self._opened("read") as (file_system, path):
+            file_system.get_file(path, str(target))
 
     def write(self, data: bytes) -> None:
         """Write a file. A reader sees the old content or the new one.

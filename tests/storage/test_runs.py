@@ -20,7 +20,6 @@ from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import AFTER_SESSION, UsageWarning
 from pytest_negativa.models.verdict import Need, Witness
 from pytest_negativa.settings.resolve import resolve
-from pytest_negativa.storage.push import load_manifest
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_healed,
@@ -325,15 +324,6 @@ def test_processes_fetch_a_run_at_the_same_time(tmp_path: Path) -> None:
     run = found.pop()
     names = {path.name for path in runs.folder.iterdir()}
     assert names == {".gitignore", "latest", run.run_id} and runs.find() == run
-
-
-def test_an_earlier_attempt_to_fetch_a_run_adds_nothing(tmp_path: Path) -> None:
-    url = pushed(tmp_path)
-    runs = RunsFolder(tmp_path / "here")
-    plan = runs.folder / f".{load_manifest(url).name}.fetched/plan/old.json"
-    plan.parent.mkdir(parents=True)
-    plan.write_text("of a run that was pushed before")
-    assert runs.fetch(url).plan_files() == ()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may list any folder")

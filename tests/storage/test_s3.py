@@ -135,7 +135,7 @@ def test_a_push_that_is_killed_within_a_large_file(project: Project, s3: S3) -> 
     assert (project.runs()[0] / "large").read_bytes() == LARGE
 
 
-def test_a_fetch_that_is_killed_and_goes_on(project: Project, s3: S3) -> None:
+def test_a_fetch_that_is_killed_and_starts_anew(project: Project, s3: S3) -> None:
     url = Url(f"{s3.new_bucket()}/build/shard")
     project.negativa("push", url.text)
     blobs = {blob.text.rpartition("/")[2] for blob in blobs_of(url)}
@@ -148,11 +148,12 @@ def test_a_fetch_that_is_killed_and_goes_on(project: Project, s3: S3) -> None:
     assert project.negativa("runs").stdout.startswith("no traced run")
 
     project.negativa("fetch", url.text)
-    assert len(project.runs()) == 1 and not list(project.results.glob(".*.fetched"))
+    # The killed attempt left a hidden folder, which counts as no run.
+    assert project.negativa("runs").stdout.count(load_manifest(url).name) == 1
 
 
 @pytest.mark.planted_fault(
-    "a file of a run in an object store was changed", says="damaged: its SHA-256 is"
+    "a file of a run in an object store was changed", says="damaged; delete it there"
 )
 def test_a_changed_object(project: Project, s3: S3, fault: PlantedFault) -> None:
     url = Url(f"{s3.new_bucket()}/build/shard")
