@@ -27,14 +27,12 @@ from pytest_negativa.models.summary import (
 )
 from pytest_negativa.reporting import inspection
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.storage.records import encode_hook, utf8
+from pytest_negativa.storage.records import encode_record, utf8
 
 if TYPE_CHECKING:
     from pytest_negativa.gpucode.cache import MapCache
 import itertools
 import zlib
-
-import msgspec
 
 _NO_LIBRARIES = '"libraries": []'
 
@@ -171,7 +169,7 @@ def take_json(
         removed=mapped.removed,
         loadable=what_devices_load(loaded_map, request.required) if loaded_map else (),
     )
-    text = msgspec.json.format(msgspec.json.encode(library, enc_hook=encode_hook), indent=1)
+    text = encode_record(library, indent=1)
     texts[mapped.path] = zlib.compress(text, 1)
     return mapped if request.required else mapped._replace(library_map=None)
 
@@ -182,7 +180,7 @@ def render_json(inspected: Sequence[InspectedSet], texts: Mapping[Path, bytes]) 
         libraries=(),
         errors=tuple(utf8(str(e)) for s in inspected for e in errors_of(s)),
     )
-    text = msgspec.json.format(msgspec.json.encode(document, enc_hook=encode_hook), indent=1)
+    text = encode_record(document, indent=1)
     begin, libraries, end = text.decode().partition(_NO_LIBRARIES)
     yield begin
     paths = [m.path for s in inspected for m in s.mapped if m.summary is not None]

@@ -27,7 +27,7 @@ from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.summary import LibrarySummary
 from pytest_negativa.storage.atomic import TEMPORARY_SUFFIX, write_atomically
-from pytest_negativa.storage.maps import decode_map, encode_map
+from pytest_negativa.storage.records import decode_map, encode_record
 from pytest_negativa.storage.system import read_regular
 
 # A change in what the reader finds, or in the format, raises it: old entries are not found then.
@@ -111,7 +111,7 @@ class MapCache:
         with_digest: bool = False,
     ) -> None:
         """Save a map and its summary; ``with_digest`` says whether the digest was asked for."""
-        parts = (msgspec.json.encode(summary), encode_map(library_map))
+        parts = (msgspec.json.encode(summary), encode_record(library_map))
         data = b"".join(map(zstandard.ZstdCompressor(level=1, write_checksum=True).compress, parts))
         with contextlib.suppress(NegativaError):
             write_atomically(self._path(key, library_map.scope, with_digest=with_digest), data)

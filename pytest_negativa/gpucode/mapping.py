@@ -43,7 +43,7 @@ from pytest_negativa.models.library import (
     Scope,
 )
 from pytest_negativa.models.summary import LibrarySummary
-from pytest_negativa.storage.maps import decode_map, encode_map
+from pytest_negativa.storage.records import decode_map, encode_record
 
 if TYPE_CHECKING:
     from pytest_negativa.gpucode.cache import MapCache
@@ -418,7 +418,7 @@ def _map_batch(
                 answers.append((MappedLibrary(path), None, problem))
                 continue
             mapped = _map(where, request, cache, known)
-            encoded = None if mapped.library_map is None else encode_map(mapped.library_map)
+            encoded = None if mapped.library_map is None else encode_record(mapped.library_map)
             answers.append((mapped._replace(library_map=None), encoded, None))
     finally:
         # The process of a cluster has other tasks, too.

@@ -11,6 +11,7 @@ import msgspec
 from pytest_negativa.arch import SmArch
 from pytest_negativa.errors import OptionError, StoreError, refusing
 from pytest_negativa.models.base import UNDECODABLE, Listing
+from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.storage.atomic import write_atomically
 
 _T = TypeVar("_T")
@@ -113,5 +114,30 @@ def write_record(path: Path, record: object, *, indent: int = 0) -> None:
     Raises:
         StoreError: it can't be written.
     """
+    write_atomically(path, encode_record(record, indent=indent))
+
+
+def encode_record(record: object, *, indent: int = 0) -> bytes:
+    """The JSON of a record or plain value; in one line without ``indent``."""
     data = msgspec.json.encode(record, enc_hook=encode_hook)
-    write_atomically(path, msgspec.json.format(data, indent=indent) if indent else data)
+    return msgspec.json.format(data, indent=indent) if indent else data
+
+
+def decode_map(data: bytes, origin: str) -> LibraryMap:
+    """The map in ``data``; ``origin`` (a path) is for messages.
+
+    Raises:
+        StoreError: not a map, or of a version that this release does not read.
+    """
+    return decode_versioned(
+        data, LibraryMap, origin=origin, what="a library map", remedy="make the map again"
+    )
+
+
+def load_map(path: Path) -> LibraryMap:
+    """Read a map file.
+
+    Raises:
+        StoreError: the file can't be read, is no map, or of another format.
+    """
+    return decode_map(read_own(path), str(path))

@@ -28,11 +28,11 @@ from pytest_negativa.models.verdict import (
     Need,
     Verdict,
 )
-from pytest_negativa.storage.maps import load_map
 from pytest_negativa.storage.outcomes import read_outcomes, unite_tests
 from pytest_negativa.storage.records import (
     decode_versioned,
     load_if_there,
+    load_map,
     load_record,
     load_rows,
     write_record,

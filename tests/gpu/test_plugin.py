@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pytest_negativa.gpucode.demangle import demangle
-from pytest_negativa.storage.maps import load_map
+from pytest_negativa.storage.records import load_map
 from tests.support.faults import PlantedFault
 from tests.support.libraries import EXAMPLES
 from tests.support.programs import run

@@ -19,7 +19,7 @@ from pytest_negativa.models.trace import Header
 from pytest_negativa.pages.gather import gather, load_files
 from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.storage.lockfile import load_lock
-from pytest_negativa.storage.maps import load_map
+from pytest_negativa.storage.records import load_map
 from pytest_negativa.storage.results import (
     load_baseline,
     load_digests,

@@ -13,8 +13,7 @@ from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Scope
 from pytest_negativa.storage.atomic import write_atomically
-from pytest_negativa.storage.maps import decode_map, encode_map, load_map
-from pytest_negativa.storage.records import write_record
+from pytest_negativa.storage.records import decode_map, encode_record, load_map, write_record
 from tests.support.libraries import MULTIARCH, SHARED_OBJECTS
 
 
@@ -24,7 +23,7 @@ def test_map_survives_the_file(library: Path, tmp_path: Path) -> None:
     file = tmp_path / "map.json"
     write_record(file, library_map)
     assert load_map(file) == library_map
-    assert decode_map(encode_map(library_map), "here") == library_map
+    assert decode_map(encode_record(library_map), "here") == library_map
 
 
 def test_other_format_is_refused(tmp_path: Path) -> None:
@@ -55,7 +54,7 @@ def test_other_files_are_refused(tmp_path: Path, data: bytes, problem: str) -> N
 
 
 def test_reversed_span_is_refused() -> None:
-    document = json.loads(encode_map(read_library(MULTIARCH, Scope())))
+    document = json.loads(encode_record(read_library(MULTIARCH, Scope())))
     document["sections"][0]["span"].reverse()
     with pytest.raises(StoreError, match="bad span"):
         decode_map(json.dumps(document).encode(), "here")
@@ -63,7 +62,7 @@ def test_reversed_span_is_refused() -> None:
 
 def test_a_negative_index_is_refused() -> None:
     """From the end of the names it would lead to another kernel's name."""
-    document = json.loads(encode_map(read_library(MULTIARCH, Scope())))
+    document = json.loads(encode_record(read_library(MULTIARCH, Scope())))
     element = document["sections"][0]["regions"][0]["elements"][0]
     assert element["content"]["kernels"].pop() is not None
     element["content"]["kernels"].append([-1, 0, 0])

@@ -7,7 +7,7 @@ import itertools
 from pytest_negativa.arch import ElementKind
 from pytest_negativa.models.library import Compression, Cubin, LibraryMap, Ptx, Section
 from pytest_negativa.models.spans import Span
-from pytest_negativa.storage.maps import decode_map, encode_map
+from pytest_negativa.storage.records import decode_map, encode_record
 
 
 def check_map(library_map: LibraryMap) -> None:
@@ -27,7 +27,7 @@ def check_map(library_map: LibraryMap) -> None:
         if element.compression is Compression.NONE:
             assert element.unpacked_size == element.payload.size
         _check_names(library_map, element.content)
-    encoded = encode_map(library_map)
+    encoded = encode_record(library_map)
     assert decode_map(encoded, "memory") == library_map
 
 

@@ -36,7 +36,7 @@ from pytest_negativa.rewriting.compact.records import (
 )
 from pytest_negativa.rewriting.layout import Edits
 from pytest_negativa.slimming.spares import plan_cut
-from pytest_negativa.storage.maps import decode_map, encode_map
+from pytest_negativa.storage.records import decode_map, encode_record
 from tests.support.usages import library_usage, usage_of
 
 H200 = ComputeCapability(9, 0)
@@ -147,7 +147,7 @@ def check_slimmed(library_map: LibraryMap) -> None:
         used += spans
     ordered = sorted(used)
     assert all(a.end <= b.start for a, b in itertools.pairwise(ordered))
-    assert decode_map(encode_map(library_map), "memory") == library_map
+    assert decode_map(encode_record(library_map), "memory") == library_map
 
 
 def refusal(
