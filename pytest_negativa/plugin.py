@@ -6,10 +6,8 @@ modules for tracing are imported when ``--negativa`` is given.
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import contextlib
-import copy
 import os
 import shlex
 import sys
@@ -30,7 +28,7 @@ from pytest_negativa.settings.flags import (
     flag_without_effect,
     pick_flags,
 )
-from pytest_negativa.settings.options import BY_NAME, PROVED
+from pytest_negativa.settings.options import PROVED
 
 MARKER = (
     "negativa_off(reason): release CUPTI while this test runs, because it needs a profiler itself; "
@@ -49,10 +47,6 @@ _RUNS_NO_TEST = (
     "show_fixtures_per_test",
     "cacheshow",
 )
-
-_CPU = BY_NAME["cpu"]
-
-_WARNED = pytest.StashKey[bool]()
 
 
 @atexit.register
@@ -80,32 +74,18 @@ def _usage_errors() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Add the flags of the option table, and begin a trace of CPU code that they ask for.
-
-    Such a trace starts the process again, and that imports all plugins again. pytest calls this
-    hook as soon as it has imported this plugin, so it imports those that come later once.
-    """
+    """Add the flags of the option table."""
     group = parser.getgroup("negativa", "GPU code that tests use (pytest-negativa)")
     config: pytest.Config | None = pluginmanager.get_plugin("pytestconfig")
     # pytest.main(plugins=...) registers plugins before pytest has read its configuration.
-    if config is None or not hasattr(config, "rootpath"):
-        add_pytest_options(group)
-        return
-    words = [
-        *config.getini("addopts"),
-        *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
-        *_typed(config),
-    ]
+    words = None
+    if config is not None and hasattr(config, "rootpath"):
+        words = [
+            *config.getini("addopts"),
+            *shlex.split(os.environ.get("PYTEST_ADDOPTS", "")),
+            *_typed(config),
+        ]
     add_pytest_options(group, words)
-    if OWN_VARIABLES & os.environ.keys():
-        return
-    # A conftest.py may name this plugin. By then pytest captures what a new process would print.
-    if pluginmanager.has_plugin("capturemanager"):
-        return
-    if _CPU.flag in words:
-        namespace = parser.parse_known_args(words, copy.copy(config.option))
-        with _usage_errors():
-            _begin(config, namespace, early=True)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -124,53 +104,46 @@ def pytest_load_initial_conftests(
     It is also before pytest captures output, which the supervisor that replaces this process needs.
     """
     with _usage_errors():
-        _begin(early_config, early_config.known_args_namespace)
+        _begin(early_config)
     return (yield)
 
 
-def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool = False) -> None:
-    """Begin to trace, or replace this process by one that traces or supervises.
-
-    Args:
-        early: other plugins are not imported yet, so only a trace of CPU code may begin.
-    """
+def _begin(config: pytest.Config) -> None:
+    """Begin to trace, or replace this process by one that traces or supervises."""
+    namespace = config.known_args_namespace
     flags = pick_flags(vars(namespace))
     enabled = bool(flags.get("enabled"))
     supervised = any(flags.get(name) for name in PROVED)
     in_round = ROUND_VARIABLE in os.environ
-    if not (OWN_VARIABLES & os.environ.keys() or _WARNED in config.stash):
-        # A process that another session started need not say it again.
-        config.stash[_WARNED] = True
+    # A process that another session started need not say it again.
+    if not OWN_VARIABLES & os.environ.keys():
         for text in find_variables(os.environ):
             from pytest_negativa.reporting.text import print_warning
 
             print_warning(text)
     if any(getattr(namespace, name, None) for name in _RUNS_NO_TEST):
-        return None
+        return
     # In a round, the supervisor has checked this.
     if not in_round and (idle := flag_without_effect(_typed(config), flags)) is not None:
         raise OptionError(idle)
     if not (enabled or supervised or in_round):
-        return None
+        return
     from pytest_negativa.session import page_trace
 
     if not page_trace.is_in_round():
         if supervised and not in_round:
             # In a round, a test has started this pytest. It must not rewrite the copies.
-            if early:
-                return None  # Where pytest.main was called, it would begin twice.
             from pytest_negativa.session import start
 
-            return start.start_supervisor(config, flags)
+            start.start_supervisor(config, flags)
+            return
         if not enabled:
-            return None
+            return
     # It may replace the process, so it comes before the other imports.
     settings, pages = page_trace.begin(config, flags)
-    if early:
-        return None
     from pytest_negativa.session import start
 
-    return start.begin(config, settings, pages)
+    start.begin(config, settings, pages)
 
 
 def _typed(config: pytest.Config) -> list[str]:

@@ -56,7 +56,7 @@ from pytest_negativa.rewriting.layout import (
 )
 from pytest_negativa.rewriting.plan_edits import overwrite, trim_kernels
 from pytest_negativa.storage.atomic import remove_abandoned, write_atomically
-from pytest_negativa.storage.flock import find_holders, lock, open_to_lock
+from pytest_negativa.storage.flock import lock, open_to_lock
 from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.system import available_cores, read_regular
 
@@ -355,11 +355,9 @@ def writing_copies(root: Path, patience: float = PATIENCE) -> Iterator[None]:
         give_up = time.monotonic() + patience
         while not _lock(root, in_use, wait=False):
             if time.monotonic() > give_up:
-                pids = ", ".join(map(str, find_holders(in_use)))
-                process = f" (process {pids})" if pids else ""
                 raise ReconstructError(
-                    f"{root}: its copies are in use by a verification{process}; wait until it "
-                    "ends, or use another folder for runs"
+                    f"{root}: its copies are in use by a verification (lslocks lists its process); "
+                    "wait until it ends, or use another folder for runs"
                 )
             time.sleep(_PAUSE)
         yield

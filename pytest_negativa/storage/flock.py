@@ -53,22 +53,6 @@ def lock(descriptor: int, *, shared: bool = False, wait: bool = True) -> bool:
     return True
 
 
-def find_holders(descriptor: int) -> tuple[int, ...]:
-    """The processes that hold a lock on an open file, as far as this process can see them.
-
-    Format: proc_locks(5). A process of another container has no number here.
-    """
-    inode = str(os.fstat(descriptor).st_ino)
-    found = set()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/locks").read_text("ascii").splitlines():
-            # 1: FLOCK  ADVISORY  READ 4321 08:01:123456 0 EOF; "->" marks a process that waits.
-            words = line.split()
-            if words[1:2] == ["FLOCK"] and words[5].rpartition(":")[2] == inode:
-                found.add(int(words[4]))
-    return tuple(sorted(pid for pid in found if pid > 0))
-
-
 @contextlib.contextmanager
 def held(folder: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold a folder itself, so that no lock file is left behind; say for whom this waits.
@@ -86,10 +70,8 @@ def held(folder: Path, *, shared: bool = False) -> Iterator[None]:
         with contextlib.suppress(OSError):
             if not lock(descriptor, shared=shared, wait=False):
                 # It may be the script that runs this command ("flock DIR negativa slim ...").
-                pids = ", ".join(map(str, find_holders(descriptor)))
                 sys.stderr.write(
-                    f"negativa: waiting for a process that has locked {folder}"
-                    f"{f' (process {pids})' if pids else ''}\n"
+                    f"negativa: waiting for a process that has locked {folder} (lslocks lists it)\n"
                 )
                 sys.stderr.flush()
                 lock(descriptor, shared=shared)

@@ -479,11 +479,9 @@ class TestHolding:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdin is not None and process.stdout is not None
-            pid = process.stdout.readline().strip()
-            with pytest.raises(ReconstructError, match="in use by a verification") as caught:
+            process.stdout.readline()
+            with pytest.raises(ReconstructError, match="in use by a verification"):
                 reconstruct(planned, root, patience=0.2)
-            if "FLOCK" in Path("/proc/locks").read_text():
-                assert f"(process {pid})" in str(caught.value)
             process.stdin.write("\n")
             process.stdin.flush()
             assert process.stdout.readline() == "done\n"

@@ -103,7 +103,7 @@ def test_who_waits_says_so(folders: tuple[Path, Path, Path]) -> None:
             assert waiting.stderr is not None
             line = waiting.stderr.readline().decode()
             waiting.kill()
-    assert line.startswith(f"negativa: waiting for a process that has locked {outer} (process ")
+    assert line.startswith(f"negativa: waiting for a process that has locked {outer} (lslocks ")
 
 
 def test_several_at_once(folders: tuple[Path, Path, Path]) -> None:
