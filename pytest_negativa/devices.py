@@ -145,13 +145,10 @@ def gpu_names(facts: Path = _GPU_FACTS) -> tuple[str, ...]:
 
     Source: "The /proc filesystem" of the README of NVIDIA's driver.
     """
-    found = []
+    found: list[str] = []
     for path in sorted(facts.glob("*/information")):
         with contextlib.suppress(OSError):
-            for line in path.read_text(errors="replace").splitlines():
-                key, _, value = line.partition(":")
-                if key == "Model":
-                    found.append(value.strip())
+            found += re.findall(r"(?m)^Model:[ \t]*(.*\S)", path.read_text(errors="replace"))
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from pytest_negativa.images.tree import FileTree, name_and_version
 from pytest_negativa.installed.conda import CondaPackage
-from pytest_negativa.installed.record import RECORD, iter_rows
+from pytest_negativa.installed.record import RECORD, read_rows
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.image import ImagePackage, Manager
 
@@ -76,7 +76,7 @@ def _iter_wheel(tree: FileTree, record: str) -> Iterator[tuple[str, ImagePackage
     name, version = name_and_version(own)
     package = ImagePackage(name=name, version=version, manager=Manager.WHEEL)
     with contextlib.suppress(csv.Error):
-        for _, row in iter_rows(tree.read_list(record)):
+        for row in read_rows(tree.read_list(record)):
             if row:
                 yield f"{base}/{row[0]}" if not row[0].startswith("/") else row[0], package
 

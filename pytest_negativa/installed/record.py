@@ -38,27 +38,22 @@ def record_digest(sha256: str) -> str:
     return f"sha256={encoded.decode()}"
 
 
-def iter_rows(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each row of a RECORD: its text with the line break, and its fields.
+def read_rows(text: str) -> Iterator[list[str]]:
+    """The rows of a RECORD.
 
     Raises:
         csv.Error: the text is not CSV, or a field has more than ``csv.field_size_limit()`` letters.
     """
-    lines = io.StringIO(text, newline="").readlines()
-    reader = csv.reader(lines)
-    start = 0
-    for row in reader:
-        yield "".join(lines[start : reader.line_num]), row
-        start = reader.line_num
+    return csv.reader(io.StringIO(text, newline=""))
 
 
 def code_lines(text: str) -> dict[str, RecordLine]:
     """Rows of a RECORD for files that may be code (``is_named_code``), by the path in the row.
 
     Raises:
-        csv.Error: see ``iter_rows``.
+        csv.Error: see ``read_rows``.
     """
-    rows = (row for _, row in iter_rows(text) if row and is_named_code(row[0]))
+    rows = (row for row in read_rows(text) if row and is_named_code(row[0]))
     return {row[0]: RecordLine(*(*row[1:3], "", "")[:2]) for row in rows}
 
 
@@ -94,10 +89,7 @@ def update_rows(text: str, site: Path, changes: Mapping[str, RecordLine]) -> str
     Raises:
         csv.Error: it is not CSV.
     """
-    return "".join(
-        _update(part, row, changes.get(os.path.normpath(os.path.join(site, *row[:1]))))
-        for part, row in iter_rows(text)
-    )
+    return "".join(_update(row, site, changes) for row in io.StringIO(text, newline=""))
 
 
 def update_record(record: Path, update: Callable[[str], str], hidden: Path | None = None) -> None:
@@ -130,7 +122,9 @@ def update_record(record: Path, update: Callable[[str], str], hidden: Path | Non
     write_atomically(record, updated.encode(), hidden=hidden, durable=True)
 
 
-def _update(text: str, row: list[str], line: RecordLine | None) -> str:
+def _update(text: str, site: Path, changes: Mapping[str, RecordLine]) -> str:
+    row = next(csv.reader([text]), [])
+    line = changes.get(os.path.normpath(os.path.join(site, *row[:1])))
     if line is None or row[1:3] == list(line):
         return text
     buffer = io.StringIO()

@@ -8,8 +8,7 @@ from pathlib import Path
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.round import Round
 from pytest_negativa.storage.handover import is_child_of
-from pytest_negativa.storage.records import load_record, write_record
-from pytest_negativa.storage.runs import Run
+from pytest_negativa.storage.records import load_record
 
 
 def current_round(environ: Mapping[str, str]) -> Round | None:
@@ -37,14 +36,3 @@ def load_round(path: Path) -> Round:
         StoreError: it can't be read, or is no round file.
     """
     return load_record(path, Round, "a round", "start it anew with one release")
-
-
-def save_round(round_spec: Round) -> Path:
-    """Write a round's file into its folder, and return the file's path.
-
-    Raises:
-        StoreError: it can't be written.
-    """
-    path = Run(Path(round_spec.folder)).round_file
-    write_record(path, round_spec)
-    return path

@@ -308,14 +308,10 @@ class Run:
 
     def remove_untraced(self) -> None:
         """Remove the folder of a run in which no process left a trace."""
-        with contextlib.suppress(OSError):
-            for file in (self.outcomes_file, self.round_file, *self.touch_logs.glob("*")):
-                file.unlink(missing_ok=True)
-            for folder in (self.trace_dir, self.touch_logs):
-                with contextlib.suppress(FileNotFoundError):
-                    folder.rmdir()
-            self.folder.rmdir()
-            RunsFolder(self.folder.parent).remove_empty()
+        import shutil
+
+        if not self.has_pages:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def plan_files(self) -> tuple[Path, ...]:
         """The plans, by name; none before ``negativa locate``.
@@ -422,17 +418,6 @@ class RunsFolder:
         if is_ours and not os.path.lexists(ignore):
             # The first of several processes writes it; all write the same.
             write_atomically(ignore, _IGNORE)
-
-    def remove_empty(self) -> None:
-        """Remove the folder if ``make`` made it and nothing else is in it.
-
-        Raises:
-            OSError: it can't be removed.
-        """
-        ignore = self.folder / _IGNORE_NAME
-        if [*self.folder.iterdir()] == [ignore] and ignore.read_bytes() == _IGNORE:
-            ignore.unlink()
-            self.folder.rmdir()
 
     def holds(self, folder: Path) -> bool:
         """Whether a folder here is a run's, by its name."""

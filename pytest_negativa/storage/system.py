@@ -101,16 +101,10 @@ class ProcessMemory:
 
     def read_string(self, address: int, limit: int = 1 << 16) -> bytes | None:
         """A NUL-terminated string without its end, or None; ``limit`` in bytes."""
-        data = b""
-        while len(data) < limit:
-            start = address + len(data)
-            part = self.read(start, 256 if not data else 1 << 16)
-            end = part.find(b"\0")
-            if end >= 0:
-                return data + part[:end]
-            if not part:
-                return None
-            data += part
+        for size in (256, limit):  # Most are short.
+            data = self.read(address, size)
+            if (end := data.find(b"\0")) >= 0:
+                return data[:end]
         return None
 
 

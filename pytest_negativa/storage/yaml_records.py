@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from pytest_negativa.storage.yaml_document import Node, Position, YamlError, par
 
 _T = TypeVar("_T")
 
+_MAX_TEXT = 400
 _CONFLICT = re.compile(rb"^<<<<<<< ", re.MULTILINE)
 # Of the path in msgspec's messages, as in "$.libraries[0].kept[3].offset".
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
@@ -46,7 +48,9 @@ def decode_yaml(
         return _convert(root, kind), root
     except YamlError as e:
         merged = "; it holds the marks of a merge conflict" if _CONFLICT.search(data) else ""
-        problem = f"not {what} of this release: {e}{merged}"
+        # A stranger's file may have a name of megabytes.
+        why = textwrap.shorten(str(e), _MAX_TEXT)
+        problem = f"not {what} of this release: {why}{merged}"
         raise StoreError(problem, f"{origin}:{e.place.line}", remedy) from e
 
 

@@ -13,7 +13,7 @@ from pytest_negativa.models.settings import Settings
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import path_for_people, printable
 from pytest_negativa.reporting.units import format_items
-from pytest_negativa.storage.outcomes import EndedTests, by_nodeid, read_outcomes
+from pytest_negativa.storage.outcomes import by_nodeid, count_ended, read_outcomes
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.rounds import Program, RoundResult, run_round
 from pytest_negativa.verifying.same_outcome import same_outcome
@@ -116,11 +116,11 @@ class RoundRunner:
             expected = sum(test.duration for test in chosen)
         if repeated and seconds is not None:
             expected += seconds
-        ended, of_all = EndedTests(run.outcomes_file), format_items(len(chosen), "test", "tests")
+        of_all = format_items(len(chosen), "test", "tests")
         with Progress(where, expected_s=expected) as progress:
 
             def follow() -> None:
-                done = len(ended.read())
+                done = count_ended(run.outcomes_file)
                 progress.update(done, max(done, len(chosen)), f"{done:,} of {of_all}")
 
             follow()

@@ -28,7 +28,7 @@ from pytest_negativa.storage.outcomes import (
     by_nodeid,
     read_outcomes,
 )
-from pytest_negativa.storage.rounds import save_round
+from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.runs import Run
 
 MAX_ROUNDS = 20
@@ -147,12 +147,12 @@ def run_round(
         Stopped: a signal asked this process to end; the program has ended.
         NegativaError: the program can't be started, or the folder can't be written.
     """
-    round_file = save_round(round_spec)
     run = Run(Path(round_spec.folder))
+    write_record(run.round_file, round_spec)
     outcomes = run.outcomes_file
     some = program.alone if round_spec.kind is RoundKind.ORIGINAL else program.again
     command = program.command if round_spec.tests is None else some
-    environ = {**environ, ROUND_VARIABLE: str(round_file)}
+    environ = {**environ, ROUND_VARIABLE: str(run.round_file)}
     writer = None if program.is_pytest else CommandOutcome(outcomes, command)
     begin = time.monotonic()
     watch = ChildWatch()
@@ -167,7 +167,7 @@ def run_round(
         # A session that came to its end was not interrupted: Ctrl-C went to its debugger.
         interrupted = watch.signal is not None and not (program.is_pytest and status in (0, 1))
         if silent or interrupted or status < 0:
-            status = end_program(process, ROUND_VARIABLE, str(round_file))
+            status = end_program(process, ROUND_VARIABLE, str(run.round_file))
     if interrupted:
         assert watch.signal is not None
         raise Stopped(watch.signal)

@@ -18,7 +18,8 @@ from pytest_negativa.errors import NegativaError, StoreError
 from pytest_negativa.models.environment import ROUND_VARIABLE
 from pytest_negativa.models.outcomes import Outcome, SessionResult, TestResult
 from pytest_negativa.models.round import RoundKind
-from pytest_negativa.storage.rounds import current_round, save_round
+from pytest_negativa.storage.records import write_record
+from pytest_negativa.storage.rounds import current_round
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.rounds import (
     MAX_ROUNDS,
@@ -101,7 +102,8 @@ def test_a_parent_of_the_same_id_in_another_pid_namespace(tmp_path: Path, is_sam
     if not is_same:
         spec = structs.replace(spec, pid_namespace="pid:[1]")
     (tmp_path / "001").mkdir()
-    found = current_round({ROUND_VARIABLE: str(save_round(spec))})
+    write_record(Run(tmp_path / "001").round_file, spec)
+    found = current_round({ROUND_VARIABLE: str(Run(tmp_path / "001").round_file)})
     assert found == (spec if is_same else None)
 
 
