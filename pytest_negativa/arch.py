@@ -323,10 +323,8 @@ def choose_elements(candidates: Sequence[Candidate], device: ComputeCapability) 
         The indices; empty if the device can load nothing of the region.
     """
     fitting = [i for i, candidate in enumerate(candidates) if can_load(candidate, device)]
-    if len(fitting) < 2:
-        return tuple(fitting)
     cubins = [i for i in fitting if candidates[i].kind is ElementKind.CUBIN]
-    return _best(candidates, cubins) if cubins else _best_to_compile(candidates, fitting)
+    return _best(candidates, cubins) or _best_to_compile(candidates, fitting)
 
 
 def may_be_loaded(candidates: Sequence[Candidate], device: ComputeCapability) -> tuple[int, ...]:
@@ -358,11 +356,8 @@ def can_load(candidate: Candidate, device: ComputeCapability) -> bool:
 
 def _best_to_compile(candidates: Sequence[Candidate], fitting: Sequence[int]) -> tuple[int, ...]:
     """Of the elements that fit, the PTX and the LTO-IR that are nearest to the device."""
-    chosen: tuple[int, ...] = ()
-    for kind in _COMPILED:
-        if usable := [i for i in fitting if candidates[i].kind is kind]:
-            chosen += _best(candidates, usable)
-    return tuple(sorted(chosen))
+    kinds = ([i for i in fitting if candidates[i].kind is kind] for kind in _COMPILED)
+    return tuple(sorted(i for usable in kinds for i in _best(candidates, usable)))
 
 
 def _best(candidates: Sequence[Candidate], indices: Sequence[int]) -> tuple[int, ...]:
@@ -370,5 +365,5 @@ def _best(candidates: Sequence[Candidate], indices: Sequence[int]) -> tuple[int,
         arch = candidates[index].arch
         return (arch.major, arch.minor, _SUFFIX_RANK[arch.suffix])
 
-    best = max(map(rank, indices))
+    best = max(map(rank, indices), default=None)
     return tuple(i for i in indices if rank(i) == best)

@@ -167,9 +167,8 @@ def has_gpu(environ: Mapping[str, str] = os.environ, devices: Path = Path("/dev"
 def driver_initialised() -> bool:
     """Whether this process has called ``cuInit``."""
     try:
-        cuda = ctypes.CDLL("libcuda.so.1", mode=_RTLD_NOLOAD)
         # cuda.h: CUDA_ERROR_NOT_INITIALIZED or another error before cuInit.
-        return int(cuda.cuDeviceGetCount(ctypes.byref(ctypes.c_int(0)))) == 0
+        return DriverFacts()._integer("cuDeviceGetCount") is not None
     except (OSError, AttributeError):
         return False
 

@@ -35,7 +35,6 @@ from pytest_negativa.models.verdict import Need, Verdict
 from pytest_negativa.planning.code_files import unite
 from pytest_negativa.planning.parts import VerifiedPart, unite_verdicts
 from pytest_negativa.settings.globs import PathRules
-from pytest_negativa.storage.jsonl import read_lines
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
     load_digests,
@@ -268,7 +267,7 @@ def copy_portable(
     of_samples = holds_samples(trace.parent)
     try:
         with open_regular(trace, follow=False) as source, part.open("wb") as target:
-            for number, line in enumerate(read_lines(source)):
+            for number, line in enumerate(source):
                 # Few lines name a path; decoding all of them would take most of the time. The
                 # header is decoded however it is written: a sample must not pass as a session.
                 portable = line

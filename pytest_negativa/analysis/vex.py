@@ -58,7 +58,7 @@ def load_vulnerabilities(path: Path) -> Vulnerabilities:
     Raises:
         StoreError: it can't be read, or is no such list.
     """
-    found, _ = decode_yaml(
+    return decode_yaml(
         read_input(path, _MAX_BYTES),
         Vulnerabilities,
         origin=path,
@@ -66,7 +66,6 @@ def load_vulnerabilities(path: Path) -> Vulnerabilities:
         what="a list of vulnerabilities",
         remedy="negativa schema vulnerabilities describes one",
     )
-    return found
 
 
 class Finding(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -82,7 +82,7 @@ def load_config(path: str | os.PathLike[str], *, was_searched: bool = False) -> 
         OptionError: it can't be read or has faults; the message lists each with its place.
     """
     path = anchor(path, Path.cwd())
-    root = _table_of(path) if path.endswith(".toml") else _document_of(path)
+    root = _table_of(path) if path.endswith(".toml") else _document_of(path, _bytes_of(path))
     values: dict[str, Found] = {}
     faults: list[tuple[Position, str]] = []
     for name, node in _iter_options(root, faults):
@@ -103,12 +103,12 @@ def load_config(path: str | os.PathLike[str], *, was_searched: bool = False) -> 
     return ConfigFile(path=path, was_searched=was_searched, values=values)
 
 
-def _document_of(path: str) -> Node | None:
+def _document_of(path: str, data: bytes) -> Node | None:
     # yaml takes 15 ms to import, which a command without a file does not need.
     from pytest_negativa.storage.yaml_document import YamlError, parse_document
 
     try:
-        return parse_document(_bytes_of(path))
+        return parse_document(data)
     except YamlError as error:
         raise OptionError(f"{_where(path, error.place)}: {error}") from error
 
@@ -123,21 +123,10 @@ def _table_of(path: str) -> Node | None:
         tools = msgspec.toml.decode(data).get("tool")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OptionError(f"{path}: cannot be read as TOML: {error}") from error
-    has_table = isinstance(tools, dict) and "negativa" in tools
-    return _node_of(tools["negativa"]) if has_table else None
-
-
-def _node_of(value: Any) -> Node:
-    """A value of TOML, whose parser gives no places."""
-    from pytest_negativa.storage.yaml_document import Node, Position
-
-    if isinstance(value, dict):
-        value = {key: _node_of(inner) for key, inner in value.items()}
-    elif isinstance(value, list):
-        value = list(map(_node_of, value))
-    elif not isinstance(value, bool | int | float):
-        value = str(value)  # A text or a date.
-    return Node(value, Position(0, 0))
+    if not isinstance(tools, dict) or "negativa" not in tools:
+        return None
+    # JSON is YAML. A parser of TOML gives no places, so those of its nodes mean nothing.
+    return _document_of(path, msgspec.json.encode(tools["negativa"]))
 
 
 def _bytes_of(path: str) -> bytes:
@@ -149,7 +138,7 @@ def _bytes_of(path: str) -> bytes:
 
 
 def _where(path: str, place: Position) -> str:
-    return f"{path}:{place.line}:{place.column}" if place.line else f"{path}: {TABLE}"
+    return f"{path}: {TABLE}" if path.endswith(".toml") else f"{path}:{place.line}:{place.column}"
 
 
 def _iter_options(

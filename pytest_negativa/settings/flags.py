@@ -93,17 +93,12 @@ def find_variables(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def flag_without_effect(words: Iterable[str], flags: Mapping[str, Any]) -> str | None:
-    """Fault of a flag on a session's command line: it is none, or has no effect; None without one.
+    """Fault of a flag on a session's command line: it has no effect; None without one.
 
     Args:
         words: the typed command line, without ``addopts``: flags there are for all sessions.
     """
     typed = {word.partition("=")[0] for word in itertools.takewhile(lambda w: w != "--", words)}
-    known = {flag for option in _OF_SESSIONS for flag in (option.flag, option.off_flag) if flag}
-    for word in sorted(typed - known):
-        # Another plugin may have flags of such a name.
-        if word.startswith("--negativ") and (near := did_you_mean(word, known, at_least=0.8)):
-            return f"{word}: no such option{near}"
     if any(flags.get(name) is False for name in MODES):
         return None  # The user switches it off once, in an otherwise unchanged command line.
     on = {name for name in MODES if flags.get(name)}

@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from pytest_negativa.errors import refusing
 from pytest_negativa.storage.system import System
-
-_MAX_LINE = 16 << 20
 
 
 class LineWriter:
@@ -100,11 +96,6 @@ class LineWriter:
         self._write = partial(System.write, -1)
 
     close = abandon
-
-
-def read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of such a file, with their ends; a line that no writer writes comes in pieces."""
-    return iter(partial(file.readline, _MAX_LINE), b"")
 
 
 def is_torn(line: bytes) -> bool:

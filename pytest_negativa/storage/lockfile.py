@@ -96,17 +96,11 @@ def decode_lock(data: bytes, origin: str) -> Lock:
         StoreError: not a lock, of a version that this release does not read, or a line of it was
             lost, added or changed.
     """
-    lock, root = decode_yaml(
-        data,
-        Lock,
-        origin=origin,
-        max_items=MAX_ITEMS,
-        what="a lock file",
-        remedy=_REMEDY,
+    lock = decode_yaml(
+        data, Lock, origin=origin, max_items=MAX_ITEMS, what="a lock file", remedy=_REMEDY
     )
     if lock.digest != digest_of(lock):
-        line = root.nearest(["digest"]).place.line
-        raise StoreError(_CHANGED, f"{origin}:{line}", _REMEDY)
+        raise StoreError(_CHANGED, origin, _REMEDY)
     return lock
 
 

@@ -29,7 +29,7 @@ from pytest_negativa.models.outcomes import (
     TestStarted,
     WorkerEnded,
 )
-from pytest_negativa.storage.jsonl import LineWriter, is_torn, read_lines
+from pytest_negativa.storage.jsonl import LineWriter, is_torn
 
 _decode = msgspec.json.Decoder(AnyOutcomeRecord).decode
 
@@ -77,7 +77,7 @@ def read_outcomes(
 def _read(path: Path) -> list[AnyOutcomeRecord]:
     records = []
     with refusing(path, "read"), path.open("rb") as file:
-        for number, line in enumerate(read_lines(file), 1):
+        for number, line in enumerate(file, 1):
             if is_torn(line):
                 continue
             try:

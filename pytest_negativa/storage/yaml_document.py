@@ -18,8 +18,7 @@ _MAX_DEPTH = 8
 # Longer than any number that a record takes.
 _MAX_DIGITS = 30
 # Texts that look like these PyYAML writes in quotes; "08" and "1e5" are texts to it.
-_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)")
-_HEX = re.compile(r"0x[0-9a-fA-F]+")
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]+")
 # The line breaks of YAML 1.1, and what separates items in a line.
 _SEPARATORS = ",\n\r\x85\u2028\u2029"
@@ -179,9 +178,7 @@ def _resolve(event: yaml.ScalarEvent) -> Any:
         return _WORDS[text]
     if len(text) <= _MAX_DIGITS:
         if _INT.fullmatch(text):
-            return int(text)
-        if _HEX.fullmatch(text):
-            return int(text, 16)
+            return int(text, 0)
         if _FLOAT.fullmatch(text):
             return float(text)
     return text

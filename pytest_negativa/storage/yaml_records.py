@@ -29,8 +29,8 @@ def decode_yaml(
     max_items: int,
     what: str,
     remedy: str,
-) -> tuple[_T, Node]:
-    """A record from YAML, as ``records.decode_versioned`` from JSON, and the document's root.
+) -> _T:
+    """A record from YAML, as ``records.decode_versioned`` from JSON.
 
     Args:
         max_items: see ``parse_document``.
@@ -45,7 +45,7 @@ def decode_yaml(
             raise YamlError("lacks the key 'format'", root.place)
         if found is not root and type(found.value) is int and found.value != ours:
             raise YamlError(f"format {found.value}, this release reads {ours}", found.place)
-        return _convert(root, kind), root
+        return _convert(root, kind)
     except YamlError as e:
         merged = "; it holds the marks of a merge conflict" if _CONFLICT.search(data) else ""
         # A stranger's file may have a name of megabytes.

@@ -19,7 +19,7 @@ from pytest_negativa.models.trace import (
     Header,
     Role,
 )
-from pytest_negativa.storage.jsonl import LineWriter, is_torn, read_lines
+from pytest_negativa.storage.jsonl import LineWriter, is_torn
 from pytest_negativa.storage.runs import holds_samples
 from pytest_negativa.storage.system import System, open_regular
 
@@ -88,7 +88,7 @@ class TraceReader:
         with refusing(self.path, "read"), open_regular(path) as file:
             # Before reading: what a process that is gone had written is all there.
             self.is_running = not _lock(file.fileno(), fcntl.LOCK_SH)
-            first = next(read_lines(file), b"")
+            first = file.readline()
         self._is_ours = self._read_header(first)
 
     def __iter__(self) -> Iterator[AnyTraceRecord]:
@@ -97,7 +97,7 @@ class TraceReader:
             return
         try:
             with open_regular(self.path) as file:
-                for number, line in enumerate(read_lines(file), 1):
+                for number, line in enumerate(file, 1):
                     if is_torn(line):
                         self.torn = True
                     elif number > 1 and (record := self._decode(number, line)) is not None:

@@ -497,11 +497,6 @@ def test_flags_without_effect(words: tuple[str, ...], idle: str | None) -> None:
     assert flag_without_effect(words, {"verifying": False}) is None
 
 
-def test_a_misspelled_flag() -> None:
-    found = flag_without_effect(("--negativa", "--negativa-verfy"), {"enabled": True})
-    assert found == "--negativa-verfy: no such option; did you mean --negativa-verify?"
-
-
 def test_all_together(file_of: Any) -> None:
     """No option's value lands in another's place."""
     flags = flags_of(*CASES)

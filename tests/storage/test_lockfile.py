@@ -171,7 +171,7 @@ def test_a_lock_at_a_url() -> None:
     save_lock(LOCK, url)
     assert load_lock(url) == LOCK
     url.write(TEXT.replace(b"kept_elements: ", b"kept_elements: 1", 1))
-    with pytest.raises(StoreError, match=rf"^{url}:\d+: .*don't match their digest"):
+    with pytest.raises(StoreError, match=rf"^{url}: .*don't match their digest"):
         load_lock(url)
 
 
@@ -222,7 +222,7 @@ def test_each_key_with_each_type(fault: PlantedFault) -> None:
                 found = decode_lock(json.dumps(plain).encode(), "negativa.lock")
             except StoreError as e:
                 last = str(e) if place and place[0] != "format" else last
-                assert str(e).startswith("negativa.lock:1: "), (place, other)
+                assert str(e).startswith("negativa.lock:"), (place, other)
                 continue
             # An empty value may stand for one that is not there.
             assert found == LOCK, (place, other)

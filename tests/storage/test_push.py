@@ -111,39 +111,6 @@ def test_without_a_manifest_there_is_nothing(files: dict[str, Path], tmp_path: P
         load_manifest(url)
 
 
-def test_a_file_that_changes_meanwhile_is_not_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, path = memory_url(), tmp_path / "a"
-    path.write_text("one")
-    write = Url.write
-
-    def write_and_grow(self: Url, data: bytes) -> None:
-        write(self, data)
-        path.write_text("one more")
-
-    monkeypatch.setattr(Url, "write", write_and_grow)
-    with pytest.raises(StoreError, match="changed while it was sent"):
-        publish("name", {"a": path}, url)
-    monkeypatch.undo()
-    # The blob is there, with the content that its name tells; no manifest names it.
-    with pytest.raises(StoreError, match=r"there is no manifest\.json"):
-        load_manifest(url)
-    path.write_text("one")
-    assert publish("name", {"a": path}, url) == (0, 3)
-    size = Url.size
-
-    def look_and_grow(self: Url) -> int | None:
-        path.write_text("one more")
-        return size(self)
-
-    monkeypatch.setattr(Url, "size", look_and_grow)
-    with pytest.raises(StoreError, match="changed while it was sent"):
-        publish("other", {"a": path}, url.parent / "other")
-    # The blob that was there stays: it is another folder's, too.
-    assert blob(url, "a").read(MAX) == b"one"
-
-
 @pytest.mark.parametrize("path", ["../a", "/a", "a//b", "a/../../b", "", "a\0"])
 def test_a_manifest_that_leads_out_is_refused(path: str, tmp_path: Path) -> None:
     url = memory_url()
