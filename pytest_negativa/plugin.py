@@ -7,7 +7,6 @@ modules for tracing are imported when ``--negativa`` is given.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import shlex
 import sys
@@ -62,17 +61,6 @@ def _end_tracing() -> None:
         page_trace.discard_unused_run()
 
 
-@contextlib.contextmanager
-def _usage_errors() -> Iterator[None]:
-    """Let pytest report our errors as its own."""
-    try:
-        yield
-    except NegativaError as e:
-        from pytest_negativa.reporting.text import printable_lines
-
-        raise pytest.UsageError(f"negativa: {printable_lines(str(e))}") from None
-
-
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the flags of the option table."""
     group = parser.getgroup("negativa", "GPU code that tests use (pytest-negativa)")
@@ -103,8 +91,12 @@ def pytest_load_initial_conftests(
 
     It is also before pytest captures output, which the supervisor that replaces this process needs.
     """
-    with _usage_errors():
+    try:
         _begin(early_config)
+    except NegativaError as e:
+        from pytest_negativa.reporting.text import printable_lines
+
+        raise pytest.UsageError(f"negativa: {printable_lines(str(e))}") from None
     return (yield)
 
 

@@ -39,7 +39,7 @@ from pytest_negativa.slimming.explain import slimmed_in
 from pytest_negativa.slimming.spares import note_of, spare_folders
 from pytest_negativa.slimming.tree import scan, soname_of
 from pytest_negativa.storage.user_files import read_input
-from pytest_negativa.storage.yaml_records import decode_yaml
+from pytest_negativa.storage.yaml_document import decode_yaml
 
 _LACKS = "The file has none of the code that the list names."
 _BASIS = (

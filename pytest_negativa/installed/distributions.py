@@ -56,13 +56,11 @@ def find_distributions(
     return (Distribution(one._path) for one in MetadataPathFinder.find_distributions(where))
 
 
-def has_name(distribution: Distribution) -> bool:
-    """Whether its metadata have a name; an interrupted removal leaves a distribution without."""
-    return named_metadata(distribution) is not None
-
-
 def named_metadata(distribution: Distribution) -> PackageMetadata | None:
-    """The metadata, if they have a name. A distribution parses them anew at each look."""
+    """The metadata, if they have a name; an interrupted removal leaves a distribution without.
+
+    A distribution parses them anew at each look.
+    """
     with contextlib.suppress(UnicodeDecodeError):
         metadata = distribution.metadata
         return metadata if metadata and metadata["Name"] else None
@@ -71,7 +69,7 @@ def named_metadata(distribution: Distribution) -> PackageMetadata | None:
 
 def find_distribution(name: str) -> Distribution | None:
     """Find the distribution of a name among those of this interpreter."""
-    return next(filter(has_name, find_distributions(name=name)), None)
+    return next(filter(named_metadata, find_distributions(name=name)), None)
 
 
 def with_requirements(

@@ -75,13 +75,13 @@ def _of_distribution(
     from pytest_negativa.installed.distributions import (
         find_distribution,
         find_distributions,
-        has_name,
+        named_metadata,
         with_requirements,
     )
 
     distribution = find_distribution(argument)
     if distribution is None:
-        installed = {str(d.metadata["Name"]) for d in find_distributions() if has_name(d)}
+        installed = {str(m["Name"]) for m in map(named_metadata, find_distributions()) if m}
         raise OptionError(
             f"{argument}: neither a file or folder nor a distribution that is installed for "
             f"{sys.executable}{did_you_mean(argument, installed, at_least=0.75)}"

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlparse
 
 from msgspec.structs import replace
 
-from pytest_negativa.installed.distributions import Distribution, find_distributions, has_name
+from pytest_negativa.installed.distributions import Distribution, find_distributions, named_metadata
 from pytest_negativa.installed.sites import DIRECT_URL, SITE_NAMES, Installed, Site, find_site
 from pytest_negativa.models.code_files import name_of_files
 from pytest_negativa.models.lock import Place
@@ -68,9 +68,9 @@ class OwnLibraries:
         self._folders = [Path(os.path.realpath(root)) for root in roots if root]
         for distribution in find_distributions():
             folder = _editable_folder(distribution)
-            if folder is not None and has_name(distribution):
+            if folder is not None and (metadata := named_metadata(distribution)):
                 self._folders.append(folder)
-                self._names.add(normalized(distribution.metadata["Name"]))
+                self._names.add(normalized(metadata["Name"]))
 
     def __contains__(self, path: str) -> bool:
         """Whether the library of a real path is the project's own."""

@@ -21,7 +21,6 @@ from pytest_negativa.installed.conda import CONDA_META, read_conda, update_entri
 from pytest_negativa.installed.distributions import (
     Distribution,
     find_distributions,
-    has_name,
     named_metadata,
     with_requirements,
 )
@@ -137,7 +136,7 @@ class Site:
     def with_requirements(self, names: Collection[str]) -> Iterator[Installed]:
         """Yield the distributions of these names and those that they require, if they are here."""
         wanted = {normalized(name) for name in names}
-        here = filter(has_name, self._distributions())
+        here = filter(named_metadata, self._distributions())
         found = {normalized(one.metadata["Name"]): one for one in here}
         closure = {
             normalized(d.metadata["Name"])

@@ -17,7 +17,7 @@ from pytest_negativa.models.lock import Lock, digest_of
 from pytest_negativa.storage.records import encode_hook
 from pytest_negativa.storage.urls import Url
 from pytest_negativa.storage.user_files import read_input, write_output
-from pytest_negativa.storage.yaml_records import decode_yaml
+from pytest_negativa.storage.yaml_document import decode_yaml
 
 MAX_BYTES = 64 << 20
 """A lock at kernel granularity of some thousand cubins has a few MB."""

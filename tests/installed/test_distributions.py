@@ -8,14 +8,14 @@ from pathlib import Path
 
 _READ = """
 import os, sys
-from pytest_negativa.installed.distributions import find_distributions, has_name
+from pytest_negativa.installed.distributions import find_distributions, named_metadata
 
 (found,) = find_distributions([sys.argv[1]])
-assert has_name(found)
+assert named_metadata(found)
 path = sys.argv[1] + "/thing-1.dist-info/METADATA"
 os.unlink(path)
 os.mkfifo(path)
-print(found.read_text("METADATA"), has_name(found))
+print(found.read_text("METADATA"), named_metadata(found) is not None)
 """
 
 
