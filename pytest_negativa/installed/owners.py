@@ -86,11 +86,8 @@ def _editable_folder(distribution: Distribution) -> Path | None:
 
     Source: "Recording the Direct URL Origin of installed distributions" of packaging.python.org.
     """
-    text = distribution.read_text(DIRECT_URL)
-    if text is None:
-        return None
     try:
-        origin = json.loads(text)
+        origin = json.loads(distribution.read_text(DIRECT_URL) or "")
         is_editable = origin["dir_info"]["editable"] is True
         return (
             Path(os.path.realpath(unquote(urlparse(origin["url"]).path))) if is_editable else None

@@ -69,16 +69,7 @@ def _write_descriptor(path: Path, number: int, data: bytes) -> None:
 
 
 def _write_place(path: Path, data: bytes) -> None:
-    _require_place(path)
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        with refusing(path, "written"), path.open("wb") as file:
-            file.write(data)
-    else:
-        write_atomically(path, data)
-
-
-def _require_place(path: Path) -> None:
-    """Refuse a path that can't be a file, or is a link that neither root nor this user made."""
+    """Write to a file, link, device or pipe; refuse a link that another user made."""
     if not path.parent.is_dir():
         raise StoreError(f"{path}: not written: there is no folder {path.parent}; make it first")
     if path.is_symlink() and (owner := path.lstat().st_uid) not in (0, os.geteuid()):
@@ -86,5 +77,8 @@ def _require_place(path: Path) -> None:
             f"{path}: not written: it is a link of another user (uid {owner}); name the file "
             f"itself: {path.readlink()}"
         )
-    if path.is_dir():
-        raise StoreError(f"{path}: is a folder; expected the path of a file")
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        with refusing(path, "written"), path.open("wb") as file:
+            file.write(data)
+    else:
+        write_atomically(path, data)

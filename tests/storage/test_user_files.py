@@ -82,7 +82,7 @@ def test_a_missing_folder_is_an_error(tmp_path: Path, fault: PlantedFault) -> No
 
 
 def test_a_folder_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is a folder"):
+    with pytest.raises(StoreError, match="cannot be written: Is a directory"):
         write_output(tmp_path, b"data")
 
 
