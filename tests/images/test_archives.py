@@ -225,11 +225,9 @@ class TestLibraries:
 
     def test_the_gates_name_the_wheel(self, tmp_path: Path) -> None:
         wheel = write_zip(tmp_path / "renamed.whl")
-        with zipfile.ZipFile(wheel, "a") as archive:
-            archive.writestr("our_pack-1.0+cu13.dist-info/RECORD", "")
         result = inspect("--arch", "sm_90", "--max-dead", "1%", wheel)
         assert result.exit_code == 1
-        assert "our-pack 1.0+cu13: " in result.stderr
+        assert f"{wheel}: " in result.stderr
 
 
 class TestHostile:
