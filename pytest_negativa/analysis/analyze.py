@@ -81,12 +81,6 @@ def analyze(
     return _Analyzer(usage, settings, added, vetoes, healed, watched).run(workers, on_done)
 
 
-def map_loaded(usage: Usage, settings: Settings, paths: Iterable[str]) -> Iterator[object]:
-    """Map libraries of a usage with a GPU as ``analyze`` does, for the cache, if there is one."""
-    if settings.cache_dir is not None:
-        yield from _Analyzer(usage, settings, (), (), (), ()).map(list(paths), [], None, None)
-
-
 def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
     """GPU code that lies within a file that is no library, such as a library in an archive."""
     for used in usage.libraries:
@@ -148,7 +142,7 @@ class _Analyzer:
         analyzed: list[AnalyzedLibrary] = []
         hashes: set[str] = set()
         waiting: list[tuple[LibraryMap, TracedLibrary, Place]] = []
-        for library_map, library in self.map(list(paths), unreadable, workers, on_done):
+        for library_map, library in self._map(list(paths), unreadable, workers, on_done):
             if not library_map.sections:
                 continue
             hashes.update(f.digest for f in library_map.iter_frames() if f.digest is not None)
@@ -177,7 +171,7 @@ class _Analyzer:
             unchecked=unchecked,
         )
 
-    def map(
+    def _map(
         self,
         paths: list[str],
         unreadable: list[str],
