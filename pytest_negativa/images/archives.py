@@ -367,10 +367,6 @@ def iter_tar(part: BinaryIO | SourceStream, label: str, on_problem: OnProblem) -
         elif info.issym():
             # Linux has no longer ones.
             yield name, Link(info.linkname[:_MAX_NAME])
-        elif info.issparse():
-            if ".so" in name:
-                problem = "is stored as a sparse file; unpack the archive and name the folder"
-                on_problem(FormatError(f"{label}/{name}", None, problem))
         elif info.islnk():
             linked = info.linkname[:_MAX_NAME]
             yield name, HardLink(clean_name(linked) or linked)
@@ -381,7 +377,7 @@ def iter_tar(part: BinaryIO | SourceStream, label: str, on_problem: OnProblem) -
                 file = tar.extractfile(info)
                 head = file.peek(HEAD_SIZE)[:HEAD_SIZE]
             place = None
-            if in_place is not None:
+            if in_place is not None and not info.issparse():
                 place = in_place.member(name, info.offset_data, info.size)
             yield name, File(info.size, head, place, file)
 
