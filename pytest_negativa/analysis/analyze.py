@@ -21,7 +21,7 @@ from pytest_negativa.installed.sites import is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.coverage import LibraryCoverage
-from pytest_negativa.models.file_kinds import ELF_MAGIC, FileKind, kind_of
+from pytest_negativa.models.file_kinds import ELF_MAGIC
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import Place
@@ -187,8 +187,6 @@ class _Analyzer:
             path = str(mapped.path)
             if mapped.library_map is not None:
                 yield mapped.library_map, _present(path, states[path], mapped.library_map)
-            elif (kind := _bare_kind(path)) is not None:
-                unreadable.append(f"{path}: {kind.described}, no library; it is kept as it is")
             elif mapped.error is not None and not isinstance(mapped.error, NotElfError):
                 unreadable.append(str(mapped.error))
 
@@ -282,12 +280,6 @@ def _below(roots: Iterable[str], file: str) -> str:
     path = Path(os.path.normpath(file))
     root = next((root for root in roots if path.is_relative_to(root)), None)
     return str(path if root is None else path.relative_to(root))
-
-
-def _bare_kind(path: str) -> FileKind | None:
-    """The kind of a file that is GPU code itself; None for others."""
-    kind = kind_of(head_of(path))
-    return None if kind is None or kind.is_host else kind
 
 
 def _present(path: str, state: FileState, library_map: LibraryMap) -> TracedLibrary:

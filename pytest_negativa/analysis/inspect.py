@@ -5,7 +5,6 @@ Gates are for those who build wheels: code for each deployed GPU, and little or 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,21 +102,27 @@ def inspect_libraries(
     Raises:
         OptionError: an argument stands for nothing.
     """
-    groups = itertools.groupby(arguments, lambda argument: is_container(Path(argument)))
     take = take or (lambda mapped: mapped)
-    found: list[InspectedSet] = []
-    for archives, group in groups:
-        if archives:
-            read = (_inspect_archive(Path(a), request, workers, on_done) for a in group)
-            found += (s._replace(mapped=tuple(map(take, s.mapped))) for s in read)
-        else:
-            sets = (find_libraries(a, with_dependencies=with_dependencies) for a in group)
-            found += _inspect_files(tuple(sets), request, cache, workers, on_done, take)
-    return tuple(found)
+    sets = [
+        _read_container(Path(argument), request, workers, on_done, take)
+        if is_container(Path(argument))
+        else find_libraries(argument, with_dependencies=with_dependencies)
+        for argument in arguments
+    ]
+    files = [one for one in sets if isinstance(one, LibrarySet)]
+    paths = dict.fromkeys(path for one in files for path in one.paths)
+    found = map_libraries(tuple(paths), request, cache, workers, on_done)
+    mapped = {library.path: take(library) for library in found}
+    return tuple(
+        InspectedSet(one, tuple(mapped[path] for path in one.paths))
+        if isinstance(one, LibrarySet)
+        else one
+        for one in sets
+    )
 
 
-def _inspect_archive(
-    path: Path, request: MapRequest, workers: Workers | None, on_done: OnDone | None
+def _read_container(
+    path: Path, request: MapRequest, workers: Workers | None, on_done: OnDone | None, take: Take
 ) -> InspectedSet:
     # The readers of all archives take 15 ms to import.
     from pytest_negativa.images.tree import read_tree
@@ -131,21 +136,7 @@ def _inspect_archive(
         distribution=" ".join(tree.distribution) if tree.distribution else None,
     )
     problems = (MappedLibrary(Path(e.path), error=e) for e in tree.problems)
-    return InspectedSet(libraries, (*mapped, *problems))
-
-
-def _inspect_files(
-    sets: Sequence[LibrarySet],
-    request: MapRequest,
-    cache: MapCache | None,
-    workers: Workers | None,
-    on_done: OnDone | None,
-    take: Take,
-) -> tuple[InspectedSet, ...]:
-    paths = dict.fromkeys(path for s in sets for path in s.paths)
-    found = map_libraries(tuple(paths), request, cache, workers, on_done)
-    mapped = {library.path: take(library) for library in found}
-    return tuple(InspectedSet(s, tuple(mapped[path] for path in s.paths)) for s in sets)
+    return InspectedSet(libraries, tuple(map(take, (*mapped, *problems))))
 
 
 def inspection_of(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Inspection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -49,7 +49,6 @@ def report_misses(
     places: Sequence[Path],
     *,
     top: int = 0,
-    on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> Listing[MissedLibrary]:
     """Tell what came back.
 
@@ -58,7 +57,6 @@ def report_misses(
         places: folders with the libraries, slimmed or not, or libraries.
         top: how many libraries have their ``code``, and how much of it has its kernels; 0: all. To
             read that takes nearly all of the time.
-        on_done: told of the bytes of libraries that were read, and of all.
     """
     rows = count_misses(logs)
     shown = rows[: top or None]
@@ -68,12 +66,9 @@ def report_misses(
         (row, missed[row.sha256], [path for path in libraries if path.name == row.name])
         for row in shown
     ]
-    sizes = {row.sha256: sum(path.stat().st_size for path in paths) for row, _, paths in tasks}
-    on_done(0, sum(sizes.values()))
     done: dict[str, MissedLibrary] = {}
     for (row, *_), found in run_tasks(LocalProcesses(), partial(_add_code, top), tasks, len(tasks)):
         done[row.sha256] = replace(row, unknown=found) if isinstance(found, Lost) else found
-        on_done(sum(sizes[sha256] for sha256 in done), sum(sizes.values()))
     return Listing(rows=tuple(done.get(row.sha256, row) for row in rows))
 
 

@@ -86,8 +86,8 @@ def misses(
     if not as_json:
         # Names take nearly all of the time.
         show("\n\n".join(render_misses(count_misses(found), top=top)) + "\n")
-    with Progress("reading libraries") as progress:
-        report = report_misses(found, folders, top=0 if as_json else top, on_done=progress.update)
+    with Progress("reading libraries"):
+        report = report_misses(found, folders, top=0 if as_json else top)
     then = f"negativa slim check {as_words(folders)}"
     if Path(LOCK).is_file() and report.rows:
         added = " ".join(f"--add-misses {as_words([log])}" for log in places)

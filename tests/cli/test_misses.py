@@ -13,7 +13,6 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
-from pytest_negativa.analysis.misses import report_misses
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.library import read_library
 from pytest_negativa.models.library import Element, Scope
@@ -101,12 +100,6 @@ def test_gpu_code_that_came_back(project: Project, cut: Cut, tmp_path: Path) -> 
     assert re.search(
         rf"{second.payload.start:#x}: [\w:]+ and 1 more, 3 kernels$", shown, re.MULTILINE
     )
-
-    told: list[tuple[int, int]] = []
-    read = read_misses([one, other])
-    report_misses(read, [cut.library.parent], on_done=lambda *sizes: told.append(sizes))
-    size = cut.library.stat().st_size
-    assert told == [(0, size), (size, size)]
 
 
 @pytest.mark.slow
