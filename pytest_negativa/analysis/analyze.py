@@ -21,7 +21,7 @@ from pytest_negativa.installed.sites import is_installed
 from pytest_negativa.models.analysis import Analysis, AnalyzedLibrary
 from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.coverage import LibraryCoverage
-from pytest_negativa.models.file_kinds import ELF_MAGIC, FileKind, kind_of
+from pytest_negativa.models.file_kinds import ELF_MAGIC
 from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.library import LibraryMap, Scope
 from pytest_negativa.models.lock import Place
@@ -38,7 +38,7 @@ from pytest_negativa.models.verdict import Need
 from pytest_negativa.planning.by_tests import cover_library
 from pytest_negativa.planning.code_files import names_of_file, plan_files
 from pytest_negativa.planning.decide import KeepElement, KeepPolicy, plan_library
-from pytest_negativa.planning.locate import Contents, locate_library
+from pytest_negativa.planning.locate import Content, Contents, locate_library
 from pytest_negativa.reporting.units import format_names
 from pytest_negativa.settings.globs import (
     GlobSet,
@@ -81,12 +81,6 @@ def analyze(
     return _Analyzer(usage, settings, added, vetoes, healed, watched).run(workers, on_done)
 
 
-def map_loaded(usage: Usage, settings: Settings, paths: Iterable[str]) -> Iterator[object]:
-    """Map libraries of a usage with a GPU as ``analyze`` does, for the cache, if there is one."""
-    if settings.cache_dir is not None:
-        yield from _Analyzer(usage, settings, (), (), (), ()).map(list(paths), [], None, None)
-
-
 def _images_elsewhere(usage: Usage) -> Iterator[UsageWarning]:
     """GPU code that lies within a file that is no library, such as a library in an archive."""
     for used in usage.libraries:
@@ -127,7 +121,6 @@ class _Analyzer:
         self._added = added
         self._vetoes = vetoes
         self._healed = healed
-        self._contents = Contents(usage)
         found = {ComputeCapability.parse(device.compute_capability) for device in usage.devices}
         self._devices = tuple(sorted(found))
         self._extra_devices = tuple(
@@ -147,29 +140,23 @@ class _Analyzer:
         unreadable: list[str] = []
         analyzed: list[AnalyzedLibrary] = []
         hashes: set[str] = set()
-        waiting: list[tuple[LibraryMap, TracedLibrary, Place]] = []
-        for library_map, library in self.map(list(paths), unreadable, workers, on_done):
-            if not library_map.sections:
-                continue
+        mapped = self._map(list(paths), unreadable, workers, on_done)
+        found = [(library_map, library) for library_map, library in mapped if library_map.sections]
+        # A plan needs the digests of the others.
+        contents = Contents(self._usage, (library for _, library in found))
+        for library_map, library in found:
             hashes.update(f.digest for f in library_map.iter_frames() if f.digest is not None)
-            self._contents.add(library)
             place = Place(library.path)
             if self._asks_for_all or is_installed(library.path):
                 place = self._owners.of(library.path)
             self._names.append(names_of(library_map.library, place.distribution))
-            if not is_selected(self._settings.libraries, self._names[-1]):
-                continue
-            if self._contents.is_alone(library):
-                analyzed.append(self._plan(library_map, library, place))
-            else:
-                # Its plan needs the digests of the others.
-                waiting.append((library_map, library, place))
-        analyzed += [self._plan(*library) for library in waiting]
+            if is_selected(self._settings.libraries, self._names[-1]):
+                analyzed.append(self._plan(library_map, contents.of(library), place))
         incomplete, loaded = self._usage.why_incomplete(), loaded_digests(self._usage)
         analyzed += plan_files(self._watched, self._usage, self._settings, incomplete, loaded)
         unchecked = tuple(self._unchecked())
         return Analysis(
-            usage=self._contents.usage(),
+            usage=contents.usage,
             libraries=tuple(sorted(analyzed, key=lambda a: a.plan.library.path)),
             runtime=find_runtime_code(self._usage, self._located, self._known_images(hashes)),
             unreadable=tuple(sorted(unreadable)),
@@ -177,7 +164,7 @@ class _Analyzer:
             unchecked=unchecked,
         )
 
-    def map(
+    def _map(
         self,
         paths: list[str],
         unreadable: list[str],
@@ -200,14 +187,10 @@ class _Analyzer:
             path = str(mapped.path)
             if mapped.library_map is not None:
                 yield mapped.library_map, _present(path, states[path], mapped.library_map)
-            elif (kind := _bare_kind(path)) is not None:
-                unreadable.append(f"{path}: {kind.described}, no library; it is kept as it is")
             elif mapped.error is not None and not isinstance(mapped.error, NotElfError):
                 unreadable.append(str(mapped.error))
 
-    def _plan(
-        self, library_map: LibraryMap, library: TracedLibrary, place: Place
-    ) -> AnalyzedLibrary:
+    def _plan(self, library_map: LibraryMap, content: Content, place: Place) -> AnalyzedLibrary:
         names = names_of(library_map.library, place.distribution)
         glob = first_glob(self._settings.keep.libraries, names)
         policy = KeepPolicy(
@@ -220,7 +203,7 @@ class _Analyzer:
             granularity=self._settings.granularity.value,
             healed=self._healed,
         )
-        used, changed, lack = self._contents.of(library)
+        used, changed, lack = content
         located = locate_library(library_map, used, self._usage, changed)
         self._located.append(located)
         plan = plan_library(located, self._devices, policy, self._incomplete(used) or lack)
@@ -297,12 +280,6 @@ def _below(roots: Iterable[str], file: str) -> str:
     path = Path(os.path.normpath(file))
     root = next((root for root in roots if path.is_relative_to(root)), None)
     return str(path if root is None else path.relative_to(root))
-
-
-def _bare_kind(path: str) -> FileKind | None:
-    """The kind of a file that is GPU code itself; None for others."""
-    kind = kind_of(head_of(path))
-    return None if kind is None or kind.is_host else kind
 
 
 def _present(path: str, state: FileState, library_map: LibraryMap) -> TracedLibrary:

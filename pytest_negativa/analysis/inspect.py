@@ -1,24 +1,23 @@
-"""``negativa inspect``: mapped libraries, and gates of wheels (archs, dead code, size).
+"""``negativa inspect``: mapped libraries, and gates of wheels (archs, dead code).
 
 Gates are for those who build wheels: code for each deployed GPU, and little or none for others.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
+from pytest_negativa.arch import ComputeCapability, SmArch
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, OnDone, map_libraries
-from pytest_negativa.gpucode.summary import FRAME, loadable_code, loaded_sections
+from pytest_negativa.gpucode.summary import loadable_code
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.layers import is_container
 from pytest_negativa.installed.libraries import LibrarySet, find_libraries
 from pytest_negativa.models.file_kinds import FileKind
-from pytest_negativa.models.library import LibraryMap, Scope, Section
+from pytest_negativa.models.library import RELOCATABLE, LibraryMap, Scope
 from pytest_negativa.models.summary import (
     InspectedLibrary,
     Inspection,
@@ -27,14 +26,10 @@ from pytest_negativa.models.summary import (
 )
 from pytest_negativa.reporting import inspection
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.storage.records import encode_record, utf8
+from pytest_negativa.storage.records import utf8
 
 if TYPE_CHECKING:
     from pytest_negativa.gpucode.cache import MapCache
-import itertools
-import zlib
-
-_NO_LIBRARIES = '"libraries": []'
 
 Take = Callable[[MappedLibrary], MappedLibrary]
 
@@ -107,21 +102,27 @@ def inspect_libraries(
     Raises:
         OptionError: an argument stands for nothing.
     """
-    groups = itertools.groupby(arguments, lambda argument: is_container(Path(argument)))
     take = take or (lambda mapped: mapped)
-    found: list[InspectedSet] = []
-    for archives, group in groups:
-        if archives:
-            read = (_inspect_archive(Path(a), request, workers, on_done) for a in group)
-            found += (s._replace(mapped=tuple(map(take, s.mapped))) for s in read)
-        else:
-            sets = (find_libraries(a, with_dependencies=with_dependencies) for a in group)
-            found += _inspect_files(tuple(sets), request, cache, workers, on_done, take)
-    return tuple(found)
+    sets = [
+        _read_container(Path(argument), request, workers, on_done, take)
+        if is_container(Path(argument))
+        else find_libraries(argument, with_dependencies=with_dependencies)
+        for argument in arguments
+    ]
+    files = [one for one in sets if isinstance(one, LibrarySet)]
+    paths = dict.fromkeys(path for one in files for path in one.paths)
+    found = map_libraries(tuple(paths), request, cache, workers, on_done)
+    mapped = {library.path: take(library) for library in found}
+    return tuple(
+        InspectedSet(one, tuple(mapped[path] for path in one.paths))
+        if isinstance(one, LibrarySet)
+        else one
+        for one in sets
+    )
 
 
-def _inspect_archive(
-    path: Path, request: MapRequest, workers: Workers | None, on_done: OnDone | None
+def _read_container(
+    path: Path, request: MapRequest, workers: Workers | None, on_done: OnDone | None, take: Take
 ) -> InspectedSet:
     # The readers of all archives take 15 ms to import.
     from pytest_negativa.images.tree import read_tree
@@ -135,63 +136,25 @@ def _inspect_archive(
         distribution=" ".join(tree.distribution) if tree.distribution else None,
     )
     problems = (MappedLibrary(Path(e.path), error=e) for e in tree.problems)
-    return InspectedSet(libraries, (*mapped, *problems))
+    return InspectedSet(libraries, tuple(map(take, (*mapped, *problems))))
 
 
-def _inspect_files(
-    sets: Sequence[LibrarySet],
-    request: MapRequest,
-    cache: MapCache | None,
-    workers: Workers | None,
-    on_done: OnDone | None,
-    take: Take,
-) -> tuple[InspectedSet, ...]:
-    paths = dict.fromkeys(path for s in sets for path in s.paths)
-    found = map_libraries(tuple(paths), request, cache, workers, on_done)
-    mapped = {library.path: take(library) for library in found}
-    return tuple(InspectedSet(s, tuple(mapped[path] for path in s.paths)) for s in sets)
-
-
-def take_json(
-    request: InspectionRequest, texts: dict[Path, bytes], mapped: MappedLibrary
-) -> MappedLibrary:
-    """Note the JSON of a library; returns the library without what only the JSON needs.
-
-    Args:
-        texts: deflated, for those of a folder may not fit in memory.
-    """
-    if mapped.summary is None:
-        return mapped
-    loaded_map = mapped.library_map
-    library = InspectedLibrary(
-        summary=mapped.summary,
-        map=loaded_map if request.details else None,
-        removed=mapped.removed,
-        loadable=what_devices_load(loaded_map, request.required) if loaded_map else (),
+def inspection_of(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Inspection:
+    """The JSON output; ``negativa schema inspection`` prints its schema."""
+    return Inspection(
+        libraries=tuple(
+            InspectedLibrary(
+                summary=m.summary,
+                map=m.library_map if request.details else None,
+                removed=m.removed,
+                loadable=what_devices_load(m.library_map, request.required),
+            )
+            for one in inspected
+            for m in one.mapped
+            if m.summary is not None
+        ),
+        errors=tuple(utf8(str(error)) for one in inspected for error in errors_of(one)),
     )
-    text = encode_record(library, indent=1)
-    texts[mapped.path] = zlib.compress(text, 1)
-    return mapped if request.required else mapped._replace(library_map=None)
-
-
-def render_json(inspected: Sequence[InspectedSet], texts: Mapping[Path, bytes]) -> Iterator[str]:
-    """The JSON output in parts; ``negativa schema inspection`` prints its schema."""
-    document = Inspection(
-        libraries=(),
-        errors=tuple(utf8(str(e)) for s in inspected for e in errors_of(s)),
-    )
-    text = encode_record(document, indent=1)
-    begin, libraries, end = text.decode().partition(_NO_LIBRARIES)
-    yield begin
-    paths = [m.path for s in inspected for m in s.mapped if m.summary is not None]
-    if not paths:
-        yield libraries
-    for number, path in enumerate(paths):
-        yield ",\n  " if number else '"libraries": [\n  '
-        yield zlib.decompress(texts[path]).decode().replace("\n", "\n  ")
-    if paths:
-        yield "\n ]"
-    yield f"{end}\n"
 
 
 def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
@@ -244,11 +207,12 @@ def errors_of(inspected: InspectedSet) -> Iterator[Exception]:
 
 
 def what_devices_load(
-    library_map: LibraryMap, devices: Sequence[ComputeCapability]
+    library_map: LibraryMap | None, devices: Sequence[ComputeCapability]
 ) -> tuple[LoadableCode, ...]:
     """Code that each device could load; empty for a library without GPU code."""
-    with_code = devices if library_map.sections else ()
-    return tuple(loadable_code(library_map, device) for device in with_code)
+    if library_map is None or not library_map.sections:
+        return ()
+    return tuple(loadable_code(library_map, device) for device in devices)
 
 
 def is_checked(libraries: LibrarySet, mapped: MappedLibrary) -> bool:
@@ -279,80 +243,26 @@ def missing_archs(
                 if loadable_code(mapped.library_map, device).is_missing:
                     yield (
                         f"{mapped.path}: no code that {_names([device])} can load; it has "
-                        f"{_archs_of(mapped.library_map, device)}"
+                        f"{_archs_of(mapped.library_map)}"
                     )
 
 
 def too_much_dead(inspected: Sequence[InspectedSet], limit: float) -> Iterator[str]:
-    """Distributions with more code for other GPUs than a limit in percent; arguments without code.
+    """Arguments with more code for other GPUs than a limit in percent, or without code.
 
-    The GPUs are those of the summaries. The distribution with the most such code is first.
+    The GPUs are those of the summaries.
     """
-    # importlib.metadata takes 20 ms to import.
-    from pytest_negativa.installed.owners import Owners
-
-    yield from _unchecked(inspected, "--max-dead")
-    owners = Owners()
-    groups: dict[str | None, dict[str, LibrarySummary]] = defaultdict(dict)
-    for libraries, mapped in inspected:
-        for summary in _loaded(mapped):
-            name = libraries.distribution
-            if name is None and (place := owners.of(summary.path)).distribution:
-                name = f"{place.distribution} {place.version}"
-            groups[name][summary.path] = summary
-    sizes = {
-        name: (
-            sum(s.code_bytes - (s.loaded_bytes or 0) for s in group.values()),
-            sum(s.code_bytes for s in group.values()),
-        )
-        for name, group in groups.items()
-    }
-    for name, (dead, code) in sorted(sizes.items(), key=lambda item: -item[1][0]):
-        if code and (share := 100 * dead / code) > limit:
-            yield (
-                f"{name or 'libraries of no distribution'}: {share:.1f}% of the "
-                f"GPU code is for other GPUs, more than {limit:g}%"
-            )
-
-
-def other_code(
-    inspected: Sequence[InspectedSet], devices: Sequence[ComputeCapability]
-) -> Iterator[str]:
-    """Libraries with more than machine code for the devices: other archs, PTX, LTO-IR."""
-    yield from _unchecked(inspected, "--only-arch")
-    for _libraries, mapped_libraries in inspected:
-        for summary in _loaded(mapped_libraries):
-            others = [
-                f"{row.kind} {row.arch}"
-                for row in summary.code
-                if row.kind not in (ElementKind.CUBIN.value, FRAME)
-                or ComputeCapability.parse(row.arch) not in devices
-            ]
-            if summary.problems:
-                others.append("places that are not understood")
-            if others:
-                yield (
-                    f"{summary.path}: code beside machine code for "
-                    f"{_names(devices)}: {', '.join(others)}"
-                )
-
-
-def too_much_code(inspected: Sequence[InspectedSet], limit: int) -> Iterator[str]:
-    """Arguments whose GPU code is larger than a limit in bytes."""
-    yield from _unchecked(inspected, "--max-size")
-    for libraries, mapped_libraries in inspected:
-        size = sum(summary.code_bytes for summary in _loaded(mapped_libraries))
-        if size > limit:
-            yield (
-                f"{libraries.label}: there are {size:,} bytes of GPU code, the limit is {limit:,} "
-                "(--max-size)"
-            )
-
-
-def _unchecked(inspected: Sequence[InspectedSet], gate: str) -> Iterator[str]:
     for libraries, mapped_libraries in inspected:
         if _loads_nothing(mapped_libraries):
-            yield f"{libraries.label}: no GPU code that devices load, so {gate} checks nothing"
+            yield f"{libraries.label}: no GPU code that devices load, so --max-dead checks nothing"
+        summaries = _loaded(mapped_libraries)
+        code = sum(s.code_bytes for s in summaries)
+        loaded = sum(s.loaded_bytes or 0 for s in summaries)
+        if code and (share := 100 * (code - loaded) / code) > limit:
+            yield (
+                f"{libraries.label}: {share:.1f}% of the GPU code is for other GPUs, more than "
+                f"{limit:g}%"
+            )
 
 
 def _loaded(mapped_libraries: Sequence[MappedLibrary]) -> list[LibrarySummary]:
@@ -369,17 +279,14 @@ def _loads_nothing(found: Sequence[MappedLibrary]) -> bool:
     return not _loaded(found) and not any(m.error for m in found)
 
 
-def _archs_of(library_map: LibraryMap, device: ComputeCapability) -> str:
-    """The code that a device could load, and apart from it what only a linker reads."""
-    loaded = _distinct(loaded_sections(library_map, device))
-    others = [name for name in _distinct(library_map.sections) if name not in loaded]
-    texts = [", ".join(loaded), f"for a linker alone {', '.join(others)}" if others else ""]
-    return ", and ".join(filter(None, texts))
-
-
-def _distinct(sections: Sequence[Section]) -> list[str]:
-    blocks = [block for section in sections for block in section.iter_code()]
-    return [f"{kind} {arch}" for arch, kind in sorted({(b.arch, b.kind.value) for b in blocks})]
+def _archs_of(library_map: LibraryMap) -> str:
+    """The kinds and archs of its code; a device may not load that of relocatable sections."""
+    found = {
+        (block.arch, block.kind.value, " for a linker" if section.name == RELOCATABLE else "")
+        for section in library_map.sections
+        for block in section.iter_code()
+    }
+    return ", ".join(f"{kind} {arch}{for_linker}" for arch, kind, for_linker in sorted(found))
 
 
 def _names(devices: Sequence[ComputeCapability]) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +32,6 @@ from pytest_negativa.rewriting.compact.rebuild import OriginalSource, read_note
 from pytest_negativa.slimming.spares import find_spare
 
 _place = partial(MissedCode, pages=0, misses=0)
-_UNWIND_TABLES = (".eh_frame", ".gcc_except_table")
 
 
 def count_misses(logs: Sequence[Misses]) -> list[MissedLibrary]:
@@ -51,7 +49,6 @@ def report_misses(
     places: Sequence[Path],
     *,
     top: int = 0,
-    on_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> Listing[MissedLibrary]:
     """Tell what came back.
 
@@ -60,34 +57,24 @@ def report_misses(
         places: folders with the libraries, slimmed or not, or libraries.
         top: how many libraries have their ``code``, and how much of it has its kernels; 0: all. To
             read that takes nearly all of the time.
-        on_done: told of the bytes of libraries that were read, and of all.
     """
     rows = count_misses(logs)
     shown = rows[: top or None]
     libraries = libraries_in(places, {row.name for row in shown})
-    missed = {misses.original.hex(): _touched(misses) for misses in logs}
+    missed = {misses.original.hex(): misses for misses in logs}
     tasks = [
         (row, missed[row.sha256], [path for path in libraries if path.name == row.name])
         for row in shown
     ]
-    sizes = {row.sha256: sum(path.stat().st_size for path in paths) for row, _, paths in tasks}
-    on_done(0, sum(sizes.values()))
     done: dict[str, MissedLibrary] = {}
     for (row, *_), found in run_tasks(LocalProcesses(), partial(_add_code, top), tasks, len(tasks)):
         done[row.sha256] = replace(row, unknown=found) if isinstance(found, Lost) else found
-        on_done(sum(sizes[sha256] for sha256 in done), sum(sizes.values()))
     return Listing(rows=tuple(done.get(row.sha256, row) for row in rows))
 
 
 def libraries_in(places: Sequence[Path], names: Collection[str]) -> list[Path]:
     """The libraries of these names in folders, and those that are named themselves."""
     return [path for place in places for path in find_libraries(str(place), names=names).paths]
-
-
-def _touched(misses: Misses) -> Misses:
-    """Without the pages that came back beside others: these have no names, and are the most."""
-    pages = {page: miss for page, miss in misses.pages.items() if miss.times}
-    return dataclasses.replace(misses, pages=pages)
 
 
 @contextlib.contextmanager
@@ -162,7 +149,8 @@ def _find_code(source: ByteSource, misses: Misses, top: int) -> tuple[MissedCode
     finder = _Finder(source, elf, headers)
     pages: Counter[MissedCode] = Counter()
     counts: Counter[MissedCode] = Counter()
-    for miss in misses.pages.values():
+    # Pages that came back beside others have no names, and are the most.
+    for miss in (miss for miss in misses.pages.values() if miss.times):
         place = finder.find(miss.first)
         pages[place] += 1
         counts[place] += miss.times
@@ -211,8 +199,6 @@ class _Finder:
         return _place(kind=CodeKind.OTHER, offset=None)
 
     def _in_section(self, section: HostSection, offset: int) -> MissedCode:
-        if section.name in _UNWIND_TABLES:
-            return _place(kind=CodeKind.UNWIND_TABLES, offset=section.offset, name=section.name)
         if not section.executable:
             return _place(kind=CodeKind.OTHER, offset=section.offset, name=section.name)
         shift = section.vaddr - section.offset

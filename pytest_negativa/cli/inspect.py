@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import click
@@ -13,12 +12,9 @@ from pytest_negativa.analysis.inspect import (
     InspectionRequest,
     errors_of,
     inspect_libraries,
+    inspection_of,
     missing_archs,
-    other_code,
-    render_json,
     render_text,
-    take_json,
-    too_much_code,
     too_much_dead,
 )
 from pytest_negativa.arch import ComputeCapability
@@ -48,7 +44,7 @@ from pytest_negativa.images.layers import is_container
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.units import and_more
 from pytest_negativa.settings.options import BY_NAME
-from pytest_negativa.settings.values import read_percent, read_size
+from pytest_negativa.settings.values import read_percent
 from pytest_negativa.storage.urls import Url
 
 _ROWS = 20
@@ -66,18 +62,7 @@ _ROWS = 20
     "--max-dead",
     metavar="PERCENT",
     callback=option_reader(read_percent),
-    help="Fail (exit 1) if more of a distribution is for other GPUs than --arch.",
-)
-@arch_option(
-    "--only-arch",
-    "only",
-    "Fail (exit 1) if there is more than machine code for these archs.",
-)
-@click.option(
-    "--max-size",
-    metavar="SIZE",
-    callback=option_reader(read_size),
-    help="Fail (exit 1) if a PATH holds more GPU code than this (500 MB).",
+    help="Fail (exit 1) if more of a PATH is for other GPUs than --arch.",
 )
 @click.option("--deps", is_flag=True, help="Take the distributions that one requires, too.")
 @click.option("--kernels", is_flag=True, help="List the kernels by mangled name.")
@@ -106,8 +91,6 @@ def inspect(
     devices: tuple[ComputeCapability, ...],
     required: tuple[ComputeCapability, ...],
     max_dead: float | None,
-    only: tuple[ComputeCapability, ...],
-    max_size: int | None,
     deps: bool,
     kernels: bool,
     globs: tuple[str, ...],
@@ -148,14 +131,14 @@ def inspect(
     """
     libraries = libraries or tuple(map(str, active_paths()))
     if packages or run is not None or lock is not None:
-        others = (required, only, deps, kernels, elements, headers_only, globs)
+        others = (required, deps, kernels, elements, headers_only, globs)
         check_usage(
             (
                 len(libraries) > 1 or (run is not None and lock is not None),
                 "tables by package take one PATH; --run or --lock, not both",
             ),
             (
-                any(others) or max_dead is not None or max_size is not None,
+                any(others) or max_dead is not None,
                 "--packages, --run and --lock are for tables by package, which only --arch, --top "
                 "and --json shape",
             ),
@@ -187,7 +170,7 @@ def inspect(
             "--match and --demangle go with --kernels; --top with --kernels or --packages",
         ),
     )
-    has_gates = bool(required or only) or max_size is not None or max_dead is not None
+    has_gates = bool(required) or max_dead is not None
     request = InspectionRequest(
         devices=devices,
         kernels=kernels,
@@ -199,8 +182,6 @@ def inspect(
         required=required,
     )
     cache = None if no_cache else open_cache(settings_of().cache_dir)
-    texts: dict[Path, bytes] = {}
-    take = partial(take_json, request, texts) if as_json else None
     with workers_for(executor, jobs) as workers, Progress("reading libraries") as progress:
         inspected = inspect_libraries(
             libraries,
@@ -208,12 +189,10 @@ def inspect(
             cache,
             workers,
             progress.update,
-            take,
             with_dependencies=deps,
         )
     if as_json:
-        for part in render_json(inspected, texts):
-            click.echo(part, nl=False)
+        answer(inspection_of(inspected, request), (), as_json=True)
     else:
         for number, part in enumerate(render_text(inspected, request)):
             if number:
@@ -225,8 +204,6 @@ def inspect(
     errors: list[object] = [error for one in inspected for error in errors_of(one)]
     errors += missing_archs(inspected, required) if required else ()
     errors += too_much_dead(inspected, max_dead) if max_dead is not None else ()
-    errors += other_code(inspected, only) if only else ()
-    errors += too_much_code(inspected, max_size) if max_size is not None else ()
     fail_for(errors)
     # An answer about one library or to a question needs no next step.
     has_code = any(m.summary and m.summary.sections for one in inspected for m in one.mapped)

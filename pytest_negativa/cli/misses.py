@@ -22,13 +22,10 @@ from pytest_negativa.cli.common import (
     show,
 )
 from pytest_negativa.pages.auditors import misses_environment
-from pytest_negativa.pages.page_logs import encode_misses, read_misses
-from pytest_negativa.pages.process_pages import pages_of_process
+from pytest_negativa.pages.page_logs import read_misses
 from pytest_negativa.reporting.pages import render_missed_code, render_misses
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.settings.flags import click_options
-from pytest_negativa.storage.atomic import write_atomically
-from pytest_negativa.storage.runs import PAGES_SUFFIX
 
 _LOGS = "NEGATIVA_SPARE_LOG"
 
@@ -43,7 +40,6 @@ _LOGS = "NEGATIVA_SPARE_LOG"
     metavar="LOG",
     help=f"Read this log, or a folder of logs. (default: that of {_LOGS})",
 )
-@click.option("--pid", type=int, metavar="PID", help="Write a log of the pages that a process has.")
 @click.option(
     "--attach-env",
     "attach",
@@ -56,7 +52,6 @@ _LOGS = "NEGATIVA_SPARE_LOG"
 def misses(
     folders: tuple[Path, ...],
     logs: tuple[Path, ...],
-    pid: int | None,
     attach: Path | None,
     as_json: bool,
     **flags: Any,
@@ -72,11 +67,6 @@ def misses(
     \b
     eval "$(negativa misses --attach-env DIR)"
 
-    --pid needs nothing set up, so it is for production. It logs into the folder LOG which pages of
-    its spares a process has now. With each page that it touched come up to 16 around it, and since
-    Linux 6.18 whole folios. Pages that left memory again are missing. That needs the rights of a
-    debugger.
-
     misses names the function or the GPU code that was touched first on each page, of the --top
     libraries; with --json, of all. It needs the libraries and their spares, or the originals.
 
@@ -89,10 +79,6 @@ def misses(
     folder_of_logs = os.environ.get(_LOGS)
     places = logs or ((Path(folder_of_logs),) if folder_of_logs else ())
     check_usage((not places, f"no --log LOG, and {_LOGS} names no folder of logs"))
-    if pid is not None:
-        log = encode_misses(pid, pages_of_process(pid))
-        places[0].mkdir(parents=True, exist_ok=True)
-        write_atomically(places[0] / f"process-{pid}{PAGES_SUFFIX}", log)
     folders = folders or active_paths()
     top = settings.reports.top
     with Progress("reading logs"):
@@ -100,8 +86,8 @@ def misses(
     if not as_json:
         # Names take nearly all of the time.
         show("\n\n".join(render_misses(count_misses(found), top=top)) + "\n")
-    with Progress("reading libraries") as progress:
-        report = report_misses(found, folders, top=0 if as_json else top, on_done=progress.update)
+    with Progress("reading libraries"):
+        report = report_misses(found, folders, top=0 if as_json else top)
     then = f"negativa slim check {as_words(folders)}"
     if Path(LOCK).is_file() and report.rows:
         added = " ".join(f"--add-misses {as_words([log])}" for log in places)

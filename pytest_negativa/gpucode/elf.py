@@ -127,10 +127,9 @@ def _check_magic(source: ByteSource) -> ElfHeader:
         kind = kind_of(head)
         if kind is not None:
             problem = f"is {kind.described}; expected a library or program (ELF)"
-        else:
-            foreign = (text for magic, text in _FOREIGN.items() if head.startswith(magic))
-            problem = f"is {next(foreign, _UNKNOWN)}"
-        raise NotElfError(source.path, None, problem)
+            raise FormatError(source.path, None, problem)
+        foreign = (text for magic, text in _FOREIGN.items() if head.startswith(magic))
+        raise NotElfError(source.path, None, f"is {next(foreign, _UNKNOWN)}")
     if source.size < EHDR.size:
         raise FormatError(
             source.path,

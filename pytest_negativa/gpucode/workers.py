@@ -19,7 +19,6 @@ from pytest_negativa.storage.system import available_cores
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
-    from multiprocessing.context import ForkServerContext
 
     from distributed import Client
 
@@ -111,12 +110,12 @@ class LocalProcesses:
         import concurrent.futures
         import multiprocessing
 
+        # fork would copy the locks that threads of the calling program hold.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["pytest_negativa.gpucode.mapping"])
         others = set(multiprocessing.active_children())
         pool = concurrent.futures.ProcessPoolExecutor(
-            max(1, self.count(tasks)),
-            mp_context=start_server(),
-            initializer=_begin_worker,
-            initargs=(os.getpriority(os.PRIO_PROCESS, 0),),
+            max(1, self.count(tasks)), mp_context=context, initializer=_begin_worker
         )
         try:
             yield pool
@@ -149,21 +148,8 @@ def _keep_freed_memory() -> None:
             libc.mallopt(parameter, value)
 
 
-def start_server() -> ForkServerContext:
-    """The server that workers come from. It has the priority of the thread that starts it."""
-    from multiprocessing import forkserver, get_context
-
-    # fork would copy the locks that threads of the calling program hold.
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["pytest_negativa.gpucode.mapping"])
-    forkserver.ensure_running()
-    return context
-
-
-def _begin_worker(priority: int) -> None:
+def _begin_worker() -> None:
     """Let the program alone decide when a worker ends; without it, a worker would stay."""
-    # Nobody may raise it but root.
-    os.setpriority(os.PRIO_PROCESS, 0, max(priority, os.getpriority(os.PRIO_PROCESS, 0)))
     _keep_freed_memory()
     # Ctrl-C goes to the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -44,11 +44,8 @@ _MAGICS = {
 def archive_kind(head: bytes) -> ArchiveKind | None:
     """Kind of the archive that begins with these bytes; None if they begin none."""
     # pzstd puts a skippable frame with a size before each frame (RFC 8878, section 3.1.2).
-    while head[1:4] == _SKIPPABLE and head[0] >> 4 == 5:
-        skipped = 8 + int.from_bytes(head[4:8], "little")
-        if skipped >= len(head):
-            return ArchiveKind.ZSTD
-        head = head[skipped:]
+    if head[1:4] == _SKIPPABLE and head[0] >> 4 == 5:
+        return ArchiveKind.ZSTD
     found = (kind for magic, kind in _MAGICS.items() if head.startswith(magic))
     is_tar = head.startswith(_TAR_MAGIC, _TAR_MAGIC_AT)
     return next(found, ArchiveKind.TAR if is_tar else None)

@@ -367,10 +367,6 @@ def iter_tar(part: BinaryIO | SourceStream, label: str, on_problem: OnProblem) -
         elif info.issym():
             # Linux has no longer ones.
             yield name, Link(info.linkname[:_MAX_NAME])
-        elif info.issparse():
-            if ".so" in name:
-                problem = "is stored as a sparse file; unpack the archive and name the folder"
-                on_problem(FormatError(f"{label}/{name}", None, problem))
         elif info.islnk():
             linked = info.linkname[:_MAX_NAME]
             yield name, HardLink(clean_name(linked) or linked)
@@ -381,7 +377,7 @@ def iter_tar(part: BinaryIO | SourceStream, label: str, on_problem: OnProblem) -
                 file = tar.extractfile(info)
                 head = file.peek(HEAD_SIZE)[:HEAD_SIZE]
             place = None
-            if in_place is not None:
+            if in_place is not None and not info.issparse():
                 place = in_place.member(name, info.offset_data, info.size)
             yield name, File(info.size, head, place, file)
 
@@ -427,8 +423,11 @@ def _iter_infos(tar: tarfile.TarFile, stream: _TarStream, label: str) -> Iterato
             break
         count += 1
         names += len(info.name) + len(info.linkname)
-        if count > _MAX_ENTRIES or info.size < 0:
-            raise FormatError(label, None, f"has more than {_MAX_ENTRIES:,} files, or is damaged")
+        # Holes take no room in the archive. Where other files end, the stream has a limit.
+        most = MAX_UNPACKED if info.issparse() else info.size
+        if count > _MAX_ENTRIES or not 0 <= info.size <= most:
+            problem = f"has more than {_MAX_ENTRIES:,} files, or {info.name!r} is too large"
+            raise FormatError(label, info.offset, f"{problem}; crafted or damaged")
         if names > MAX_NAMES or len(tar.pax_headers) > _MAX_GLOBAL_HEADERS:
             raise FormatError(
                 label,

@@ -9,7 +9,7 @@ import contextlib
 import csv
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,6 @@ from pytest_negativa.models.image import (
     ImageLibrary,
     ImagePackage,
     ImageReport,
-    MatchedBy,
     PackageRow,
     SlimmableBy,
     SuiteUse,
@@ -43,7 +42,6 @@ from pytest_negativa.models.library import (
 )
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.plan import KeepReason, LibraryPlan, may_be
-from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.storage.records import utf8
 from pytest_negativa.storage.results import load_plans, load_usage
@@ -110,7 +108,7 @@ def report_image(
         without_code=len(without),
         without_code_bytes=sum(without),
         unreadable=tuple(utf8(str(one)) for one in (*tree.problems, *errors.values())),
-        notes=(*_notes(suite, libraries), *_spare_notes(removed.values())),
+        notes=tuple(_notes(suite, libraries)),
         slimmed=tuple(sorted(removed)),
         hidden=len(tree.hidden),
         hidden_bytes=sum(tree.hidden),
@@ -151,7 +149,6 @@ def _code_file_rows(
             package=package,
             code_bytes=sum(sizes.values()),
             suite=None,
-            matched_by=None,
             slimmable_bytes=None if by is None else sum(unused),
             slimmable_by=by,
             problems=0,
@@ -220,9 +217,15 @@ class _Matcher:
         removed: Removed | None,
     ) -> ImageLibrary:
         library = library_map.library
-        suite, matched_by = self._use(library)
-        # A slimmed library can't be slimmed again.
-        slimmable, slimmable_by = self._slimmable(library_map) if removed is None else (None, None)
+        known = None if library.sha256 is None else self._by_digest.get(library.sha256)
+        slimmable, slimmable_by = None, None
+        if removed is not None:
+            pass  # A slimmed library can't be slimmed again.
+        elif self._suite is not None and known is not None and known.unused_bytes is not None:
+            slimmable, slimmable_by = known.unused_bytes, self._suite.slimmable_by
+        elif self._devices:
+            slimmable = wrong_arch_bytes(library_map, self._devices)
+            slimmable_by = SlimmableBy.ARCH
         return ImageLibrary(
             path=path,
             size=library.size,
@@ -233,40 +236,21 @@ class _Matcher:
                 if removed is None
                 else removed.stored_bytes
             ),
-            suite=suite,
-            matched_by=matched_by,
+            suite=None if self._suite is None else self._use(self._suite, library, known),
             slimmable_bytes=slimmable,
             slimmable_by=slimmable_by,
             problems=len(library_map.problems),
         )
 
-    def _use(self, library: LibraryIdentity) -> tuple[SuiteUse | None, MatchedBy | None]:
-        if self._suite is None:
-            return None, None
-        if (known := self._known(library)) is not None:
-            return _use_of([known]), MatchedBy.SHA256
-        if library.build_id in self._by_build_id:
-            return _use_of(self._by_build_id[library.build_id]), MatchedBy.BUILD_ID
+    def _use(self, suite: Suite, library: LibraryIdentity, known: KnownLibrary | None) -> SuiteUse:
+        same = self._by_build_id.get(library.build_id, []) if known is None else [known]
+        if same:
+            return SuiteUse.USED if any(one.used for one in same) else SuiteUse.LOADED
         # This may be a library that the suite loaded and that can't be recognised.
         nameless = library.size in self._nameless_sizes or None in self._nameless_sizes
-        if nameless or library.path.rpartition("/")[2] in self._suite.nameless:
-            return SuiteUse.UNKNOWN, None
-        return SuiteUse.NEVER_LOADED, None
-
-    def _slimmable(self, library_map: LibraryMap) -> tuple[int | None, SlimmableBy | None]:
-        known = self._known(library_map.library)
-        if self._suite is not None and known is not None and known.unused_bytes is not None:
-            return known.unused_bytes, self._suite.slimmable_by
-        if not self._devices:
-            return None, None
-        return wrong_arch_bytes(library_map, self._devices), SlimmableBy.ARCH
-
-    def _known(self, library: LibraryIdentity) -> KnownLibrary | None:
-        return None if library.sha256 is None else self._by_digest.get(library.sha256)
-
-
-def _use_of(libraries: Collection[KnownLibrary]) -> SuiteUse:
-    return SuiteUse.USED if any(library.used for library in libraries) else SuiteUse.LOADED
+        if nameless or library.path.rpartition("/")[2] in suite.nameless:
+            return SuiteUse.UNKNOWN
+        return SuiteUse.NEVER_LOADED
 
 
 def wrong_arch_bytes(library_map: LibraryMap, devices: Sequence[ComputeCapability]) -> int:
@@ -299,26 +283,10 @@ def _package_rows(found: Iterable[ImageLibrary]) -> Iterator[PackageRow]:
         )
 
 
-def _spare_notes(removed: Iterable[Removed]) -> Iterator[str]:
-    with_spare = [one for one in removed if one.spare is not None]
-    if with_spare:
-        size = sum(one.gone_bytes for one in with_spare)
-        yield (
-            f"libraries with a spare: {len(with_spare):,}; {format_bytes(size)} of their sections "
-            "with GPU code are in the spares, and come back when a program uses them"
-        )
-
-
 def _notes(suite: Suite | None, libraries: Sequence[ImageLibrary]) -> Iterator[str]:
     if suite is None:
         return
     yield from suite.notes
-    changed = sum(row.matched_by is MatchedBy.BUILD_ID for row in libraries)
-    if changed and any(library.unused_bytes is not None for library in suite.libraries):
-        yield (
-            f"files with the build id of a library that the suite loaded, but other content: "
-            f"{changed:,}; they were stripped, patched or slimmed, and no plan fits them"
-        )
     unknown = sum(row.suite is SuiteUse.UNKNOWN for row in libraries)
     if unknown:
         yield (

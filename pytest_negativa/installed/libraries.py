@@ -127,9 +127,9 @@ def _unique(paths: Iterator[str], names: Collection[str] | None) -> tuple[Path, 
         with contextlib.suppress(OSError, ValueError):
             status = os.stat(path)  # noqa: PTH116 (a Path for each file takes longer)
             # Named pipes and devices below a folder must not be opened.
-            is_new = (status.st_dev, status.st_ino) not in found
-            if stat.S_ISREG(status.st_mode) and is_new and _may_hold_gpu_code(path):
-                found[status.st_dev, status.st_ino] = Path(os.path.realpath(path))
+            key = status.st_dev, status.st_ino
+            if stat.S_ISREG(status.st_mode) and key not in found and _may_hold_gpu_code(path):
+                found[key] = Path(os.path.realpath(path))
     return tuple(found.values())
 
 

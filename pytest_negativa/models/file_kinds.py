@@ -69,18 +69,12 @@ LOADABLE = frozenset({FileKind.CUBIN, FileKind.FATBIN, FileKind.PTX})
 """Kinds of GPU code that the driver loads without a library around it."""
 
 # spare/note.py
-_SPARE = re.compile(r"(.+)\.[0-9a-f]{16}\.spare", re.DOTALL)
-
-
-def library_of_spare(name: str) -> str | None:
-    """The name of the library that a spare has parts of; None for the name of another file."""
-    found = _SPARE.fullmatch(name)
-    return found and found[1]
+_SPARE = re.compile(r".+\.[0-9a-f]{16}\.spare", re.DOTALL)
 
 
 def is_spare(name: str) -> bool:
     """Whether a file of this name is a spare, which begins like a library, and has its tables."""
-    return library_of_spare(name) is not None
+    return _SPARE.fullmatch(name) is not None
 
 
 def is_named_code(path: str) -> bool:

@@ -17,13 +17,6 @@ class SuiteUse(str, enum.Enum):
     UNKNOWN = "unknown"  # no build id or digest to recognise it by
 
 
-class MatchedBy(str, enum.Enum):
-    """Fact by which a library was recognised as one of the traced run; never its path."""
-
-    SHA256 = "sha256"
-    BUILD_ID = "build-id"
-
-
 class SlimmableBy(str, enum.Enum):
     """Source that says that bytes are slimmable."""
 
@@ -64,7 +57,6 @@ class ImageLibrary(Record, frozen=True, kw_only=True):
         package: the package that it belongs to, if that is known.
         code_bytes: GPU code: payloads with padding, and frames.
         suite: what the run did with it; None if no run was given.
-        matched_by: how the run's library was recognised; None if none was.
         slimmable_bytes: GPU code that could go; None if neither a plan nor an arch tells.
         slimmable_by: what says so; None if nothing does.
         problems: places that are not understood, and so are never slimmable.
@@ -77,7 +69,6 @@ class ImageLibrary(Record, frozen=True, kw_only=True):
     package: ImagePackage | None
     code_bytes: int
     suite: SuiteUse | None
-    matched_by: MatchedBy | None
     slimmable_bytes: int | None
     slimmable_by: SlimmableBy | None
     problems: int

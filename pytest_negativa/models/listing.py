@@ -167,7 +167,6 @@ class CodeKind(str, enum.Enum):
     """Kind of the code at the first touched place of a page that came back."""
 
     FUNCTION = "function"
-    UNWIND_TABLES = "unwind tables"
     GPU_CODE = "GPU code"
     GPU_HEADERS = "GPU headers"  # of regions and elements, which the driver reads to choose
     OTHER = "other"

@@ -1,4 +1,4 @@
-"""Logs of ``pages/watch.c``: their format, lost libraries, misses of a running process.
+"""Logs of ``pages/watch.c``: their format, lost libraries, misses.
 
 A log is a file of chunks of 64 KiB, or of more where a record needs more. Records follow each
 other; a size of 0 means that the next record starts with the next chunk. All numbers are little
@@ -297,34 +297,3 @@ def _iter_pages(ranges: Sequence[tuple[int, int]], bits: bytes) -> Iterator[int]
             yield from range(
                 start + run.start() * PAGE_SIZE, start + run.end() * PAGE_SIZE, PAGE_SIZE
             )
-
-
-def encode_misses(pid: int, found: Iterable[Misses]) -> bytes:
-    """A log of pages that a process has, of libraries with a spare."""
-    process = _RECORD.pack(_RECORD.size, _PROCESS, 0, 0, 0, 0, pid, 0, 0, 0, _RECORD.size)
-    data = process + b"".join(map(_encode_holes, found))
-    return data.ljust(-(-len(data) // _CHUNK) * _CHUNK, b"\0")
-
-
-def _encode_holes(misses: Misses) -> bytes:
-    ranges, name = misses.ranges(), os.fsencode(misses.name)
-    text = _aligned(name + misses.original)
-    bits = _aligned(((1 << len(misses.pages)) - 1).to_bytes(-(-len(misses.pages) // 8), "little"))
-    words = array.array(
-        "H",
-        (
-            miss.first % PAGE_SIZE | miss.fetched * _FETCHED | bool(miss.times) * _SEEN
-            for miss in misses.pages.values()
-        ),
-    )
-    offset = _RECORD.size + len(ranges) * _RANGE.size + len(text)
-    body = text + bits + _aligned(words.tobytes())
-    size = offset - len(text) + len(body)
-    head = _RECORD.pack(
-        size, _HOLES, 0, 0, 0, len(ranges), 0, misses.original_size, 0, len(name), offset
-    )
-    return head + b"".join(_RANGE.pack(*one) for one in ranges) + body
-
-
-def _aligned(data: bytes) -> bytes:
-    return data + bytes(-len(data) % 8)

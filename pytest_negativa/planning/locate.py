@@ -49,39 +49,34 @@ class Content(NamedTuple):
 
 
 class Contents:
-    """The files of a run, and the libraries that lie at their paths now."""
+    """The files of a run, and the libraries that lie at their paths now.
 
-    def __init__(self, usage: Usage) -> None:
-        self._usage = usage
+    Args:
+        usage: of the run.
+        present: what lies there, with digests.
+
+    Attributes:
+        usage: with the digests of the files that did not change since they were mapped.
+    """
+
+    def __init__(self, usage: Usage, present: Iterable[TracedLibrary] = ()) -> None:
+        self._present = {library.path: library for library in present}
+        found = (replace(used, library=self._with_digest(used.library)) for used in usage.libraries)
+        self.usage = replace(usage, libraries=tuple(found))
         self._by_path: defaultdict[str, list[LibraryUsage]] = defaultdict(list)
         self._by_size: defaultdict[int | None, list[LibraryUsage]] = defaultdict(list)
-        for used in usage.libraries:
+        for used in self.usage.libraries:
             self._by_path[used.library.path].append(used)
             self._by_size[used.library.size].append(used)
-        self._present: dict[str, TracedLibrary] = {}
         self._samples = {
             number
             for number, process in enumerate(usage.processes)
             if process.header.role is Role.SAMPLE
         }
 
-    def add(self, library: TracedLibrary) -> None:
-        """Note what lies at a path now, with its digest."""
-        self._present[library.path] = library
-
-    def is_alone(self, library: TracedLibrary) -> bool:
-        """Whether no other file of the run can have the content of this one."""
-        return all(used.library.path == library.path for used in self._by_size[library.size])
-
     def of(self, library: TracedLibrary) -> Content:
-        """The uses of a library, and whether these are all.
-
-        Args:
-            library: one that was added. Any other that shares its size was added, too.
-        """
-        found = [
-            (used, self._is_same(used.library, library)) for used in self._by_size[library.size]
-        ]
+        """The uses of a library that lies there now, and whether these are all."""
+        found = [(used, _is_same(used.library, library)) for used in self._by_size[library.size]]
         same = [used for used, is_same in found if is_same]
         unknown = [used for used, is_same in found if is_same is None]
         # What they used outside of their traces may be of this library.
@@ -105,16 +100,6 @@ class Contents:
         )
         return Content(usage, next(iter(why), None), self._why_only_sampled(same))
 
-    def usage(self) -> Usage:
-        """The usage, with the digests of the files that did not change since they were mapped."""
-        return replace(
-            self._usage,
-            libraries=tuple(
-                replace(used, library=self._with_digest(used.library))
-                for used in self._usage.libraries
-            ),
-        )
-
     def _why_only_sampled(self, same: Iterable[LibraryUsage]) -> str | None:
         """The reason against a library that no process of a whole run had loaded."""
         numbers = {number for used in same for number in used.processes}
@@ -126,19 +111,6 @@ class Contents:
             return traced
         return replace(traced, sha256=present.sha256) if present.state == traced.state else traced
 
-    def _is_same(self, traced: TracedLibrary, library: TracedLibrary) -> bool | None:
-        """Whether a file of the run had the content of a library; None if it isn't known."""
-        traced = self._with_digest(traced)
-        if traced.sha256 is not None and library.sha256 is not None:
-            return traced.sha256 == library.sha256
-        if traced.size is None:
-            return None
-        if (traced.size, traced.build_id) != (library.size, library.build_id):
-            return False
-        if traced.build_id is None or _was_written_in_place(traced, library):
-            return None
-        return True
-
     def _others_at(self, paths: Iterable[str], library: TracedLibrary) -> Iterator[str]:
         """Say if a path of a library has, or had, another content."""
         for path in paths:
@@ -146,11 +118,24 @@ class Contents:
             if path in self._present:
                 others.append(self._present[path])
             for other in others:
-                if self._is_same(other, library) is False:
+                if _is_same(other, library) is False:
                     yield (
-                        f"two libraries were at {path}: {_describe(self._with_digest(other))}, "
-                        f"and {_describe(library)}"
+                        f"two libraries were at {path}: {_describe(other)}, and "
+                        f"{_describe(library)}"
                     )
+
+
+def _is_same(traced: TracedLibrary, library: TracedLibrary) -> bool | None:
+    """Whether a file of the run had the content of a library; None if it isn't known."""
+    if traced.sha256 is not None and library.sha256 is not None:
+        return traced.sha256 == library.sha256
+    if traced.size is None:
+        return None
+    if (traced.size, traced.build_id) != (library.size, library.build_id):
+        return False
+    if traced.build_id is None or _was_written_in_place(traced, library):
+        return None
+    return True
 
 
 def _describe(library: TracedLibrary) -> str:

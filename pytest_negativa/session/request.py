@@ -149,7 +149,6 @@ def supervise(settings: Settings, program: Program, unblock: Collection[int] = (
     Args:
         unblock: signals that were blocked until they can be handled.
     """
-    from pytest_negativa.analysis.read_ahead import reading_ahead
     from pytest_negativa.analysis.report import report_verified
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
 
@@ -159,12 +158,6 @@ def supervise(settings: Settings, program: Program, unblock: Collection[int] = (
         # A session that traces verifies its own run, whatever the environment names.
         if not settings.enabled:
             run = run_at(RunsFolder(Path(settings.directory)).find(settings.run).folder)
-        return verify_program(
-            program,
-            settings,
-            run,
-            lambda run: report_verified(run, settings),
-            lambda run: reading_ahead(run, settings),
-        )
+        return verify_program(program, settings, run, lambda run: report_verified(run, settings))
 
     return run_supervisor(work)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -58,7 +57,6 @@ def verify_program(
     settings: Settings,
     run: Run | None,
     report: Callable[[Run], None],
-    ahead: Callable[[Run], AbstractContextManager[object]] = nullcontext,
 ) -> int:
     """Verify a traced run of ``program``, and show the verdict.
 
@@ -67,7 +65,6 @@ def verify_program(
         settings: how to verify.
         run: the run to verify; None: trace the program first.
         report: makes the reports of the run, in the end.
-        ahead: what the report of the traced run needs is made in it, while the tests run.
 
     Returns:
         The exit status.
@@ -79,7 +76,7 @@ def verify_program(
     status, own_status = 0, None
     traces = run is None
     if run is None:
-        result = _trace(program, settings, ahead)
+        result = _trace(program, settings)
         status, run = _shell_status(result.status), result.run
         # A crossed limit changes the status of the traced session alone.
         own_status = None if settings.has_limits else result.status
@@ -171,9 +168,7 @@ def why_no_page_proof(run: Run) -> str | None:
     return why_unwatchable()
 
 
-def _trace(
-    program: Program, settings: Settings, ahead: Callable[[Run], AbstractContextManager[object]]
-) -> RoundResult:
+def _trace(program: Program, settings: Settings) -> RoundResult:
     """Run the traced session. Its code is watched from its start, so it need not start again."""
     runs = RunsFolder(Path(settings.directory))
     runs.make()
@@ -182,8 +177,7 @@ def _trace(
     # What a session around this one traces stays with it.
     if why_unwatchable() is None and not (settings.cpu and traces_cpu(environ)):
         environ = watch_pages(environ, run, runs.folder, cpu=settings.cpu)
-    with ahead(run):
-        return run_round(program, program.new_round(RoundKind.TRACE, run), environ, None)
+    return run_round(program, program.new_round(RoundKind.TRACE, run), environ, None)
 
 
 def _show(verdict: Iterable[str], *, proved: bool) -> None:

@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.combine import choose_parts, copy_traces, prove_by_parts, read_part
+from pytest_negativa.analysis.combine import (
+    RunPart,
+    choose_parts,
+    copy_traces,
+    prove_by_parts,
+    read_part,
+)
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.library import LibraryIdentity
-from pytest_negativa.models.settings import FailureMode
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.verdict import Need, Witness
 from pytest_negativa.settings.globs import PathRules
@@ -54,8 +59,10 @@ def test_a_session_that_did_not_run_all_its_tests_is_a_bad_run(
     Run(tmp_path / "shard").mark(mark, "an error ended the session in test_a")
     part = read_part(str(tmp_path / "shard"), RunsFolder(tmp_path))
     assert part.failure == "an error ended the session in test_a"
-    taken, [line] = choose_parts([part], FailureMode.WARN)
-    assert not taken and "an error ended the session" in line
+    with pytest.raises(StoreError, match="an error ended the session in test_a\nno run is left"):
+        choose_parts([part], leave_out_bad=True)
+    other = RunPart("other", Run(tmp_path))
+    assert choose_parts([part, other], leave_out_bad=True)[0] == [other]
 
 
 def test_what_healing_gave_back_is_kept_at_each_path_of_the_library() -> None:

@@ -40,9 +40,6 @@ import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
 base = ctypes.c_size_t.from_address(library._handle).value
 ctypes.string_at(base + int(sys.argv[2]), int(sys.argv[3]))
-if sys.argv[4:]:
-    print("ready", flush=True)
-    sys.stdin.readline()
 """
 
 
@@ -107,44 +104,6 @@ def test_what_came_back_stays(site: Made, tmp_path: Path) -> None:
     again = CliRunner().invoke(main, command, catch_exceptions=False)
     assert again.stdout == f"{lock_file}: nothing of what it removes came back\n"
     assert load_lock(lock_file) == widened
-
-
-@pytest.mark.slow
-@needs_compiler
-@needs_stub
-@pytest.mark.slow
-def test_what_a_running_process_has_stays(site: Made, tmp_path: Path) -> None:
-    """From ``misses --pid`` to a library that misses nothing more."""
-    library_map = read(site.one)
-    kept = {code.offset for row in site.lock.libraries for code in row.kept if row.path == ONE}
-    block = next(b for b in library_map.iter_code() if b.payload.start not in kept)
-    lock_file = tmp_path / "negativa.lock"
-    save_lock(site.lock, lock_file)
-
-    def negativa(*words: object) -> str:
-        done = CliRunner().invoke(main, [*map(str, words)], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.stdout
-
-    def missed_by_a_process(logs: Path) -> str:
-        place = vaddr_of(library_map, block.payload.start)
-        words = [sys.executable, "-c", READ, str(site.one), str(place), str(block.payload.size)]
-        with subprocess.Popen(
-            [*words, "wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None and process.stdout.readline() == "ready\n"
-            output = negativa("misses", "--pid", process.pid, "--log", logs, site.folder)
-            process.communicate("")
-        return output
-
-    command = ("slim", "--lock", lock_file, "--spare", tmp_path / "spares", site.folder)
-    negativa(*command)
-    first, second = tmp_path / "first", tmp_path / "second"
-    assert site.one.name in missed_by_a_process(first)
-    assert "came back" in negativa("lock", "--add-misses", first, site.folder, "-o", lock_file)
-    negativa(*command)
-    missed_by_a_process(second)
-    assert not [misses for misses in read_misses([second]) if misses.pages]
 
 
 @needs_compiler

@@ -249,14 +249,13 @@ def test_machines_with_other_libraries(project: Project, fault: PlantedFault) ->
     "A shard is missing when runs are combined, and the plan is to make libraries smaller.",
     says="not locked: second: no such run",
 )
-@pytest.mark.parametrize("mode", ["all", "warn"])
-def test_a_missing_shard(shards: Project, mode: str, fault: PlantedFault) -> None:
+def test_a_missing_shard(shards: Project, fault: PlantedFault) -> None:
     shutil.rmtree(shards.folder / "second")
     words = ("combine", "first", "second")
     done = shards.negativa(*words, status=2)
     assert "second: no such run" in done.stderr and not shards.results.exists()
 
-    done = shards.negativa(*words, f"--failure-mode={mode}")
+    done = shards.negativa(*words, "--leave-out-bad")
     assert "second: no such run; negativa runs lists those in" in (done.stderr)
     assert "these plans make nothing smaller" in done.stdout
     fault.check(shards.negativa("lock", "--unproved", status=1).stderr)
@@ -275,27 +274,17 @@ def test_a_missing_shard(shards: Project, mode: str, fault: PlantedFault) -> Non
 
 
 @pytest.mark.slow
-def test_an_older_run_in_place_of_a_missing_one(shards: Project) -> None:
-    done = shards.negativa("combine", "first", "--carry-forward", "second")
-    assert used_kernels(shards.latest("usage.json")) == set(KERNELS)
-    assert "second: carried forward from an earlier run; these plans make nothing" in done.stdout
-    assert "not locked: second: carried" in shards.negativa("lock", "--unproved", status=1).stderr
-    assert "partial: second: carried" in shards.negativa("runs").stdout
-
-
-@pytest.mark.slow
-def test_bad_runs_by_failure_mode(shards: Project) -> None:
+def test_bad_runs_are_left_out(shards: Project) -> None:
     """A failed run is bad, too, and so is one whose pytest process did not end."""
     rewrite(shards, "endless/h200.jsonl", lambda lines: lines[:-1])
     Run(shards.folder / "first").mark("failed", "2 tests failed")
-    done = shards.negativa("combine", "first", "second", "endless", "--failure-mode=warn")
+    done = shards.negativa("combine", "first", "second", "endless", "--leave-out-bad")
     assert "first: 2 tests failed: left out" in done.stderr
     why = "it did not end by itself; what it had done until then is in the trace: left out"
     assert why in done.stderr
     assert used_kernels(shards.latest("usage.json")) < set(KERNELS)
 
-    shards.negativa("combine", "first", "endless", "--failure-mode=warn")
-    done = shards.negativa("combine", "first", "endless", "--failure-mode=all", status=1)
+    done = shards.negativa("combine", "first", "endless", "--leave-out-bad", status=1)
     assert "no run is left to combine" in done.stderr
     done = shards.negativa("combine", "first", "second", status=1)
     assert "nothing is planned from this run: first: 2 tests failed" in done.stdout

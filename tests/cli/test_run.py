@@ -210,7 +210,7 @@ WRONG = [
     ("verify", "--run=nowhere"),
     ("verify", "--heal", "--rerun=often"),
     ("combine",),
-    ("combine", "x", "--failure-mode=some"),
+    ("combine", "x", "--expect=some"),
     ("combine", "x", "--path=relative=y"),
     ("trace",),
     ("report", "--top=few"),

@@ -12,6 +12,7 @@ import random
 import re
 import shutil
 import struct
+import subprocess
 import tarfile
 import tempfile
 import zipfile
@@ -172,6 +173,25 @@ class TestLibraries:
             name: map_of_file(path) for name, path in FILES.items()
         }
 
+    @pytest.mark.parametrize(
+        "options", ["--format=gnu", "--format=pax --gzip", "--format=pax --sparse-version=0.1"]
+    )
+    def test_a_file_with_holes(self, options: str, tmp_path: Path) -> None:
+        library, path = tmp_path / "root/libm.so", tmp_path / "ours.tar"
+        library.parent.mkdir()
+        shutil.copyfile(MULTIARCH, library)
+        os.truncate(library, 1 << 20)
+        with library.open("ab") as file:
+            file.write(b"end")
+        words: list[str | Path] = ["tar", "--sparse", *options.split(), "-cf", path]
+        words += ["-C", library.parent, "."]
+        subprocess.run(words, check=True)
+        with tarfile.open(path) as archive:
+            assert archive.getmember("./libm.so").issparse()
+        contents = read_tree(path, REQUEST)
+        assert problems_of(contents) == []
+        assert map_of(contents, "libm.so") == map_of_file(library)
+
     def test_what_people_see_is_what_a_folder_shows(self, archive: Path, tmp_path: Path) -> None:
         folder = tmp_path / "folder"
         for name, path in FILES.items():
@@ -225,15 +245,28 @@ class TestLibraries:
 
     def test_the_gates_name_the_wheel(self, tmp_path: Path) -> None:
         wheel = write_zip(tmp_path / "renamed.whl")
-        with zipfile.ZipFile(wheel, "a") as archive:
-            archive.writestr("our_pack-1.0+cu13.dist-info/RECORD", "")
         result = inspect("--arch", "sm_90", "--max-dead", "1%", wheel)
         assert result.exit_code == 1
-        assert "our-pack 1.0+cu13: " in result.stderr
+        assert f"{wheel}: " in result.stderr
 
 
 class TestHostile:
     """Each is an error that names the archive; the other libraries are read."""
+
+    def test_holes_larger_than_the_limit(self, tmp_path: Path) -> None:
+        library, path = tmp_path / "root/libm.so", tmp_path / "x.tar"
+        library.parent.mkdir()
+        shutil.copyfile(MULTIARCH, library)
+        os.truncate(library, 8 << 40)
+        shutil.copyfile(FRAMES, library.with_name("libframes.so"))
+        subprocess.run(
+            ["tar", "--sparse", "-cf", path, "-C", library.parent, "libframes.so", "libm.so"],
+            check=True,
+        )
+        contents = read_tree(path, REQUEST)
+        [problem] = problems_of(contents)
+        assert "or 'libm.so' is too large; crafted or damaged" in problem
+        assert set(contents.libraries) == {"libframes.so"}
 
     def test_a_name_that_leads_out(self, tmp_path: Path) -> None:
         path = write_tar(tmp_path / "x.tar")

@@ -12,11 +12,12 @@ import pytest
 
 from pytest_negativa.errors import NegativaError, OptionError, StoreError
 from pytest_negativa.pages.misses import Miss, Misses
-from pytest_negativa.pages.page_logs import encode_misses, read_misses
+from pytest_negativa.pages.page_logs import read_misses
 from pytest_negativa.rewriting.compact.records import Cut
 from tests.support.compiling import compile_c
 from tests.support.cutting import Kit, logged, may_mount, needs_stub
 from tests.support.faults import PlantedFault
+from tests.support.page_logs import encode_misses
 
 pytestmark = needs_stub
 

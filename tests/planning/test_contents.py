@@ -39,10 +39,7 @@ def used(traced: TracedLibrary, *kernels: str, process: int = 0) -> LibraryUsage
 
 
 def contents(now: list[TracedLibrary], *uses: LibraryUsage) -> Contents:
-    found = Contents(usage_of(*uses))
-    for one in now:
-        found.add(one)
-    return found
+    return Contents(usage_of(*uses), now)
 
 
 def content(now: TracedLibrary, *uses: LibraryUsage) -> Content:
@@ -60,16 +57,10 @@ def test_one_content_under_three_paths_is_one_library() -> None:
     uses.append(used(library(paths[2], build_id=None), "c", process=7))
     found = contents(now, *uses)
     for one in now:
-        assert not found.is_alone(one)
         content = found.of(one)
         assert kernels(content) == {"a", "c"} and content.changed is None
         assert content.usage.library.path == one.path and content.usage.processes == (0, 7)
-    assert [u.library.sha256 for u in found.usage().libraries] == [SHA] * 3
-
-
-def test_a_library_of_another_size_cannot_be_the_same() -> None:
-    now = library(sha256=SHA)
-    assert contents([now], used(library()), used(library("/b", size=999))).is_alone(now)
+    assert [u.library.sha256 for u in found.usage.libraries] == [SHA] * 3
 
 
 def test_a_copy_that_is_gone_is_known_by_size_and_build_id() -> None:
