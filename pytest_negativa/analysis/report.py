@@ -15,11 +15,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.combine import prove_by_parts
-from pytest_negativa.analysis.limits import find_crossed
-from pytest_negativa.analysis.snapshots import (
-    compare_with_baseline,
-    make_baseline,
-)
+from pytest_negativa.analysis.limits import compare_with_baseline, find_crossed
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.mapping import OnDone
 from pytest_negativa.gpucode.workers import Workers
@@ -207,12 +203,8 @@ def write_reports(
             host=host,
             cpu_proof=None if host is None or verdict is None else verdict.cpu,
         )
-    if ReportFormat.BASELINE in formats:
-        if not contents.libraries:
-            raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")
-        contents = dataclasses.replace(
-            contents, baseline=make_baseline(run.run_id, contents.libraries)
-        )
+    if ReportFormat.BASELINE in formats and not contents.libraries:
+        raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")
     for path, data in render_to_files(contents, options):
         is_file = isinstance(path, Url) or (path.is_file() and not path.is_relative_to("/dev"))
         if is_file or not anew:
@@ -293,10 +285,10 @@ def _compared(
     report: RunReport, settings: Settings, usage: Usage, libraries: Sequence[AnalyzedLibrary]
 ) -> RunReport:
     """The report, compared with all limits of the settings, and with the baseline."""
-    comparison = compare_with_baseline(libraries, settings.compare)
-    crossed = tuple(find_crossed(settings, usage, report, libraries, comparison.crossed))
+    growth = compare_with_baseline(report, libraries, settings.compare)
+    crossed = tuple(find_crossed(settings, usage, report, libraries, growth.crossed))
     warnings = tuple(text for text in report.warnings if text not in crossed)
-    return replace(report, crossed=crossed, compared=comparison.lines, warnings=warnings)
+    return replace(report, crossed=crossed, compared=growth.lines, warnings=warnings)
 
 
 def rows_of(libraries: Iterable[AnalyzedLibrary]) -> tuple[LibraryRow, ...]:

@@ -14,7 +14,7 @@ from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import LibraryMap, Ptx, Removed
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.summary import CodeRow, LibrarySummary, LoadableCode
-from pytest_negativa.planning.snapshot import short_names
+from pytest_negativa.planning.difference import short_names
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import (

@@ -389,6 +389,11 @@ class Run:
                 f"{self}: nothing is planned from this run: {failure}; "
                 f"{RunsFolder(self.folder.parent).advice()}"
             )
+        if (reason := self.incomplete_reason) is not None:
+            return (
+                f"{self}: its plans may lack code that was used after the report: {reason}; plan "
+                f"it again with {again}, or trace again"
+            )
         if self.usage_file.exists():
             return f"{self}: no plans here: no GPU code was loaded that is looked at"
         if (reason := self._why_no_gpu_trace()) is not None:

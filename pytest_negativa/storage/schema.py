@@ -10,6 +10,7 @@ import msgspec
 
 from pytest_negativa.arch import SmArch
 from pytest_negativa.models.base import Listing, Record
+from pytest_negativa.models.difference import Difference
 from pytest_negativa.models.image import ImageReport
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.listing import (
@@ -26,7 +27,6 @@ from pytest_negativa.models.measurement import Measurement
 from pytest_negativa.models.pages import HostReport
 from pytest_negativa.models.report import RunReport, RuntimeCode
 from pytest_negativa.models.slimming import SlimRow
-from pytest_negativa.models.snapshot import SnapshotDifference
 from pytest_negativa.models.summary import Inspection
 from pytest_negativa.models.verdict import Verdict
 from pytest_negativa.models.vex import Vulnerabilities
@@ -35,7 +35,7 @@ CONFIGURATION = "negativa"
 """The schema of ``negativa.yaml``, a file of the package: editors read it from there."""
 
 _RECORDS: dict[str, tuple[type[Record], str]] = {
-    "difference": (SnapshotDifference, "Output of negativa diff --json"),
+    "difference": (Difference, "Output of negativa diff --json"),
     "doctor": (Listing[MachineFact], "Output of negativa doctor --json"),
     "inspection": (Inspection, "Output of negativa inspect --json"),
     "kernels": (Listing[LibraryKernels], "Output of negativa kernels --json"),

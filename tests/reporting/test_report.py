@@ -16,7 +16,6 @@ from pytest_negativa.models.report import (
     TrimmedRow,
 )
 from pytest_negativa.models.settings import Report, ReportFormat, Reports
-from pytest_negativa.models.snapshot import Snapshot, SnapshotLibrary
 from pytest_negativa.models.spans import Span
 from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.markdown import render_markdown
@@ -179,13 +178,7 @@ def test_each_format_has_a_renderer() -> None:
         report = Report(format=wanted, path=path)
         return Reports(formats=(report,), top=20)
 
-    figures = SnapshotLibrary(name="libours.so", rows=())
-    one = ReportContents(
-        report(row(), coverage=(COVERED,)),
-        (),
-        usage_of(),
-        baseline=Snapshot(title="run", libraries=(figures,)),
-    )
+    one = ReportContents(report(row(), coverage=(COVERED,)), (), usage_of())
     on_screen = {w for w in ReportFormat if any(render_to_screen(one, options(w, None)))}
     in_files = set(ReportFormat) - on_screen
     for wanted in in_files:
