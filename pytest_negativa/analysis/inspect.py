@@ -5,8 +5,8 @@ Gates are for those who build wheels: code for each deployed GPU, and little or 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,16 +27,9 @@ from pytest_negativa.models.summary import (
 )
 from pytest_negativa.reporting import inspection
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.storage.records import encode_hook, utf8
 
 if TYPE_CHECKING:
     from pytest_negativa.gpucode.cache import MapCache
-import itertools
-import zlib
-
-import msgspec
-
-_NO_LIBRARIES = '"libraries": []'
 
 Take = Callable[[MappedLibrary], MappedLibrary]
 
@@ -50,8 +43,6 @@ class InspectionRequest:
     elements: bool
     headers_only: bool
     globs: tuple[str, ...] = ()
-    top: int = 0
-    demangled: bool = False
     required: tuple[ComputeCapability, ...] = ()
 
     @property
@@ -154,46 +145,24 @@ def _inspect_files(
     return tuple(InspectedSet(s, tuple(mapped[path] for path in s.paths)) for s in sets)
 
 
-def take_json(
-    request: InspectionRequest, texts: dict[Path, bytes], mapped: MappedLibrary
-) -> MappedLibrary:
-    """Note the JSON of a library; returns the library without what only the JSON needs.
-
-    Args:
-        texts: deflated, for those of a folder may not fit in memory.
-    """
-    if mapped.summary is None:
-        return mapped
-    loaded_map = mapped.library_map
-    library = InspectedLibrary(
-        summary=mapped.summary,
-        map=loaded_map if request.details else None,
-        removed=mapped.removed,
-        loadable=what_devices_load(loaded_map, request.required) if loaded_map else (),
+def make_inspection(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Inspection:
+    """The JSON output; ``negativa schema inspection`` prints its schema."""
+    return Inspection(
+        libraries=tuple(
+            InspectedLibrary(
+                summary=one.summary,
+                map=one.library_map if request.details else None,
+                removed=one.removed,
+                loadable=(
+                    what_devices_load(one.library_map, request.required) if one.library_map else ()
+                ),
+            )
+            for found in inspected
+            for one in found.mapped
+            if one.summary is not None
+        ),
+        errors=tuple(str(error) for found in inspected for error in errors_of(found)),
     )
-    text = msgspec.json.format(msgspec.json.encode(library, enc_hook=encode_hook), indent=1)
-    texts[mapped.path] = zlib.compress(text, 1)
-    return mapped if request.required else mapped._replace(library_map=None)
-
-
-def render_json(inspected: Sequence[InspectedSet], texts: Mapping[Path, bytes]) -> Iterator[str]:
-    """The JSON output in parts; ``negativa schema inspection`` prints its schema."""
-    document = Inspection(
-        libraries=(),
-        errors=tuple(utf8(str(e)) for s in inspected for e in errors_of(s)),
-    )
-    text = msgspec.json.format(msgspec.json.encode(document, enc_hook=encode_hook), indent=1)
-    begin, libraries, end = text.decode().partition(_NO_LIBRARIES)
-    yield begin
-    paths = [m.path for s in inspected for m in s.mapped if m.summary is not None]
-    if not paths:
-        yield libraries
-    for number, path in enumerate(paths):
-        yield ",\n  " if number else '"libraries": [\n  '
-        yield zlib.decompress(texts[path]).decode().replace("\n", "\n  ")
-    if paths:
-        yield "\n ]"
-    yield f"{end}\n"
 
 
 def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -> Iterator[str]:
@@ -236,10 +205,7 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
                 )
             if request.kernels:
                 yield f"{path}, kernels:"
-                lines = inspection.kernel_lines(
-                    mapped.library_map, request.globs, request.top, demangled=request.demangled
-                )
-                yield "\n".join(lines)
+                yield "\n".join(inspection.kernel_lines(mapped.library_map, request.globs))
 
 
 def errors_of(inspected: InspectedSet) -> Iterator[Exception]:
@@ -289,34 +255,19 @@ def missing_archs(
 
 
 def too_much_dead(inspected: Sequence[InspectedSet], limit: float) -> Iterator[str]:
-    """Distributions with more code for other GPUs than a limit in percent; arguments without code.
+    """Arguments with more code for other GPUs than a limit in percent; arguments without code.
 
-    The GPUs are those of the summaries. The distribution with the most such code is first.
+    The GPUs are those of the summaries.
     """
-    # importlib.metadata takes 20 ms to import.
-    from pytest_negativa.installed.owners import Owners
-
     yield from _unchecked(inspected, "--max-dead")
-    owners = Owners()
-    groups: dict[str | None, dict[str, LibrarySummary]] = defaultdict(dict)
-    for libraries, mapped in inspected:
-        for summary in _loaded(mapped):
-            name = libraries.distribution
-            if name is None and (place := owners.of(summary.path)).distribution:
-                name = f"{place.distribution} {place.version}"
-            groups[name][summary.path] = summary
-    sizes = {
-        name: (
-            sum(s.code_bytes - (s.loaded_bytes or 0) for s in group.values()),
-            sum(s.code_bytes for s in group.values()),
-        )
-        for name, group in groups.items()
-    }
-    for name, (dead, code) in sorted(sizes.items(), key=lambda item: -item[1][0]):
+    for libraries, mapped_libraries in inspected:
+        summaries = _loaded(mapped_libraries)
+        code = sum(summary.code_bytes for summary in summaries)
+        dead = code - sum(summary.loaded_bytes or 0 for summary in summaries)
         if code and (share := 100 * dead / code) > limit:
             yield (
-                f"{name or 'libraries of no distribution'}: {share:.1f}% of the "
-                f"GPU code is for other GPUs, more than {limit:g}%"
+                f"{libraries.label}: {share:.1f}% of the GPU code is for other GPUs, more than "
+                f"{limit:g}%"
             )
 
 

@@ -57,7 +57,7 @@ def find_crossed(
         kernels = format_items(len({n for one in new for n in one.kernels}), "kernel", "kernels")
         yield (
             f"no_jit: the tests compiled {kernels}, the first in {new[0].first}; "
-            "negativa kernels --jit lists what to build ahead"
+            "negativa report json lists what to build ahead"
         )
     yield from _crossed_by_library(settings, libraries)
     yield from growth

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import click
@@ -13,11 +12,10 @@ from pytest_negativa.analysis.inspect import (
     InspectionRequest,
     errors_of,
     inspect_libraries,
+    make_inspection,
     missing_archs,
     other_code,
-    render_json,
     render_text,
-    take_json,
     too_much_code,
     too_much_dead,
 )
@@ -33,6 +31,7 @@ from pytest_negativa.cli.common import (
     arch_option,
     as_json_option,
     check_usage,
+    encode_json,
     fail_for,
     note_unopened,
     option_reader,
@@ -66,7 +65,7 @@ _ROWS = 20
     "--max-dead",
     metavar="PERCENT",
     callback=option_reader(read_percent),
-    help="Fail (exit 1) if more of a distribution is for other GPUs than --arch.",
+    help="Fail (exit 1) if more of a PATH is for other GPUs than --arch.",
 )
 @arch_option(
     "--only-arch",
@@ -83,10 +82,11 @@ _ROWS = 20
 @click.option("--kernels", is_flag=True, help="List the kernels by mangled name.")
 @MATCH
 @click.option(
-    "--top", type=click.IntRange(min=0), metavar="N",
-    help="List at most N kernels, or N rows of each table; 0 lists all.",
-)  # fmt: skip
-@click.option("--demangle", is_flag=True, help="List kernels by C++ signature instead.")
+    "--top",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="List at most N rows of each table of --packages; 0 lists all.",
+)
 @click.option("--elements", is_flag=True, help="List every element by file offset.")
 @click.option("--headers-only", is_flag=True, help="Read headers alone: fast, but no kernels.")
 @click.option("--packages", is_flag=True, help="Show a file tree or an image by package.")
@@ -112,7 +112,6 @@ def inspect(
     kernels: bool,
     globs: tuple[str, ...],
     top: int | None,
-    demangle: bool,
     elements: bool,
     headers_only: bool,
     packages: bool,
@@ -131,8 +130,7 @@ def inspect(
     bitcode file, an object file or a static archive. In folders, archives and distributions, all
     such files are found by their first bytes.
 
-    --match, --top and --demangle shape the list of --kernels; --top also the tables of --packages.
-    With --json, the list has all kernels.
+    --match shapes the list of --kernels; with --json, the list has all kernels.
 
     With --packages, --run or --lock, the tables are by package, and show what a suite needs. PATH
     is one file tree: the root of an unpacked image, an environment of Python or conda, or an
@@ -183,8 +181,8 @@ def inspect(
             "--kernels needs the code unpacked, so not with --headers-only",
         ),
         (
-            (globs or top or demangle) and not kernels,
-            "--match and --demangle go with --kernels; --top with --kernels or --packages",
+            (globs and not kernels) or top is not None,
+            "--match goes with --kernels, --top with --packages, --run or --lock",
         ),
     )
     has_gates = bool(required or only) or max_size is not None or max_dead is not None
@@ -194,13 +192,9 @@ def inspect(
         elements=elements,
         headers_only=headers_only or (has_gates and not kernels),
         globs=globs,
-        top=top or 0,
-        demangled=demangle,
         required=required,
     )
     cache = None if no_cache else open_cache(settings_of().cache_dir)
-    texts: dict[Path, bytes] = {}
-    take = partial(take_json, request, texts) if as_json else None
     with workers_for(executor, jobs) as workers, Progress("reading libraries") as progress:
         inspected = inspect_libraries(
             libraries,
@@ -208,12 +202,10 @@ def inspect(
             cache,
             workers,
             progress.update,
-            take,
             with_dependencies=deps,
         )
     if as_json:
-        for part in render_json(inspected, texts):
-            click.echo(part, nl=False)
+        click.echo(encode_json(make_inspection(inspected, request)), nl=False)
     else:
         for number, part in enumerate(render_text(inspected, request)):
             if number:

@@ -1,4 +1,4 @@
-"""``negativa kernels`` (--jit), ``tests`` (--similar) and ``needs``: by which tests."""
+"""``negativa kernels``, ``tests`` (--similar) and ``needs``: by which tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.report import write_results
 from pytest_negativa.cli.common import (
     MATCH,
-    TOP_KERNELS,
     answer,
     as_json_option,
     check_usage,
@@ -46,14 +45,12 @@ from pytest_negativa.planning.by_tests import (
     kernel_runs,
     kernels_of_tests,
     launches_by_range,
-    resolve_nodeids,
     select_tests,
     usage_of_tests,
 )
 from pytest_negativa.reporting.listings import (
     render_kernels,
     render_needs,
-    render_runtime,
     render_tests,
     similarity_table,
     total_of,
@@ -67,7 +64,6 @@ from pytest_negativa.storage.results import (
     load_healed,
     load_opened,
     load_plans,
-    load_report,
     load_tests,
     load_usage,
 )
@@ -94,7 +90,6 @@ _BUILT_IN_MARKERS = frozenset(
 
 @click.command()
 @click.option("--used", is_flag=True, help="List the used kernels, with the first test of each.")
-@click.option("--jit", is_flag=True, help="List what was compiled at run time, or cached then.")
 @click.option(
     "--library",
     "glob",
@@ -104,16 +99,13 @@ _BUILT_IN_MARKERS = frozenset(
 )
 @MATCH
 @click.option("--test", metavar="GLOB", help="List only kernels that such tests ran.")
-@TOP_KERNELS
 @as_json_option("kernels")
 @click_options("run")
 def kernels(
     used: bool,
-    jit: bool,
     glob: str,
     globs: tuple[str, ...],
     test: str | None,
-    top: int,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -121,22 +113,8 @@ def kernels(
 
     The list covers the kernels that the run's devices could load. The run must have a plan.
     --test lists what tests launched if the trace is of level launch, else what they used first.
-    --jit lists what compilers made at run time (Triton, NVRTC, the driver), and what came from
-    their caches, with file, arch and kernels: this can be built ahead. Its --json has the schema
-    runtime.
     """
     _settings, run = settings_and_run(flags)
-    check_usage(
-        (
-            jit and (used or glob != "*" or globs or test is not None),
-            "--jit goes without --used, --library, --match and --test",
-        )
-    )
-    if jit:
-        rows = load_report(run).runtime
-        table = _first(rows, top, render_runtime, "rows")
-        answer(_listing(run, rows, "runtime"), table, as_json=as_json, then=run)
-        return
     plans = _plans_of(run, glob)
     listed = "used" if used else "unused"
     runs: Mapping[str, KernelRun] | None = None
@@ -149,9 +127,9 @@ def kernels(
             )
         listed = f"{'run' if usage.launches else 'used first'} by {test}"
     wanted = GlobSet(globs)
-    libraries = (_list(plan, runs, wanted, top, used=used) for plan in plans)
+    libraries = (_list(plan, runs, wanted, used=used) for plan in plans)
     # A test uses few of many libraries.
-    listing = _listing(run, tuple(one for one in libraries if one.found or test is None), listed)
+    listing = _listing(run, tuple(one for one in libraries if one.kernels or test is None), listed)
     lines = render_kernels(listing.rows, listed)
     if as_json:
         click.echo(encode_json(listing), nl=False)
@@ -180,7 +158,6 @@ def _list(
     plan: LibraryPlan,
     runs: Mapping[str, KernelRun] | None,
     wanted: GlobSet,
-    top: int,
     *,
     used: bool,
 ) -> LibraryKernels:
@@ -197,8 +174,7 @@ def _list(
         path=plan.library.path,
         total=len(plan.used_kernels) + len(plan.unused_kernels),
         listed=len(listed),
-        found=len(found),
-        kernels=tuple(found[: top or None]),
+        kernels=tuple(found),
     )
 
 
@@ -220,7 +196,6 @@ def _listed(
 
 @click.command()
 @click.option("--kernel", "glob", metavar="GLOB", help="List only tests that ran such a kernel.")
-@click.option("--test", "test_glob", metavar="GLOB", help="List only tests whose node id matches.")
 @click.option(
     "--similar",
     type=click.Choice(["test", "module", "marker"]),
@@ -230,7 +205,6 @@ def _listed(
 @click_options("run", "reports.top")
 def tests(
     glob: str | None,
-    test_glob: str | None,
     similar: str | None,
     as_json: bool,
     **flags: Any,
@@ -255,17 +229,12 @@ def tests(
         answer(_listing(run, tuple(pairs), similar), table, as_json=as_json, then=run)
         return
     usage = _usage_of(run)
-    listed = _list_tests(run, usage, glob, test_glob)
+    listed = _list_tests(run, usage, glob)
     paragraphs = [*_first(listed, top, render_tests, "tests")]
-    kernels = (kernel for one in listed for part in one.by_range for kernel in part.kernels)
-    if not usage.launches:
+    if any(k.launches is None for one in listed for part in one.by_range for k in part.kernels):
         paragraphs.append(
-            f"A test is listed with the kernels that it looked up first; {_HOW_TO_TRACE} for all."
-        )
-    elif any(kernel.launches is None for kernel in kernels):
-        paragraphs.append(
-            "Some processes counted no launches: their kernels are listed with the test that "
-            "looked them up first."
+            "A process that counted no launches has its kernels listed with the test that looked "
+            f"them up first; {_HOW_TO_TRACE} for all."
         )
     answer(_listing(run, listed), paragraphs, as_json=as_json, then=run)
 
@@ -282,22 +251,14 @@ def _first(
     yield "\n".join((render(rows[: top or None]), *more))
 
 
-def _list_tests(
-    run: Run, usage: Usage, glob: str | None, test_glob: str | None
-) -> tuple[ListedTest, ...]:
+def _list_tests(run: Run, usage: Usage, glob: str | None) -> tuple[ListedTest, ...]:
     """The kernels that match and that each test ran; the most kernels first."""
     by_test = launches_by_range(usage)
     names = {name for ranges in by_test.values() for runs in ranges.values() for name in runs}
     wanted = _wanted(glob, names)
     libraries = _libraries(run)
-    tests = [test for test in by_test if test_glob is None or matches(test_glob, test)]
-    if not tests and test_glob is not None:
-        raise click.BadParameter(
-            f"{test_glob!r} matches no test that used the GPU; negativa tests lists those",
-            param_hint="--test",
-        )
     listed = []
-    for test, of_test in ((test, by_test[test]) for test in tests):
+    for test, of_test in by_test.items():
         ranges = [
             LaunchRange(ranges=around, kernels=found)
             for around, runs in of_test.items()
@@ -397,9 +358,9 @@ def needs(
     """Show the GPU code that a part of the tests needs alone.
 
     The tests don't run again: the run must be a trace at level launch. NODEID is a test, or a
-    class, file or folder of tests. What belongs to no test counts for every test: imports, shared
-    fixtures, variables, child processes. --plan writes a plan; verify it with the same selection.
-    The plan of a failed run is marked as failed, too.
+    class, file or folder of tests, as pytest prints it. What belongs to no test counts for every
+    test: imports, shared fixtures, variables, child processes. --plan writes a plan; verify it with
+    the same selection. The plan of a failed run is marked as failed, too.
 
     Exit status: 0, or 1 if the run can't be read or has counted no launches.
     """
@@ -414,9 +375,7 @@ def needs(
             f"{run}: --plan takes the run of one session: nothing proves a plan for tests of "
             "several"
         )
-    root = Path(usage.processes[0].header.root)
-    wanted = resolve_nodeids(nodeids, recorded, root=root, cwd=Path.cwd())
-    chosen = select_tests(recorded, markers=markers, keywords=keywords, nodeids=wanted)
+    chosen = select_tests(recorded, markers=markers, keywords=keywords, nodeids=nodeids)
     names = {test.nodeid for test in chosen}
     part = analyze(
         usage_of_tests(usage, names),

@@ -35,14 +35,12 @@ class LibraryKernels(Record, frozen=True, kw_only=True):
         path: real path.
         total: how many there are.
         listed: how many of them are of the kind that is listed, such as unused.
-        found: how many of these match the globs that are asked for.
-        kernels: the first of these, or all.
+        kernels: those of them that match the globs that are asked for.
     """
 
     path: str
     total: NonNegative
     listed: NonNegative
-    found: NonNegative
     kernels: tuple[ListedKernel, ...]
 
 

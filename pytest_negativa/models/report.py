@@ -121,7 +121,6 @@ class RuntimeCode(Record, frozen=True, kw_only=True):
             None if that is unknown, as for code that NVRTC compiled.
         file: the file that holds it, or the library or file with its PTX; None if it was found in
             memory alone.
-        archs: of the code if a file tells it, else those of the run's devices.
     """
 
     kernels: tuple[str, ...]
@@ -130,7 +129,6 @@ class RuntimeCode(Record, frozen=True, kw_only=True):
     is_new: bool
     compiler: str | None
     file: str | None
-    archs: tuple[str, ...]
 
 
 class RunReport(Versioned, Record, frozen=True, kw_only=True):

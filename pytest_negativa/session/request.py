@@ -151,6 +151,7 @@ def supervise(settings: Settings, program: Program, unblock: Collection[int] = (
     """
     from pytest_negativa.analysis.read_ahead import reading_ahead
     from pytest_negativa.analysis.report import report_verified
+    from pytest_negativa.errors import ExitStatus
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
 
     def work() -> int:
@@ -167,4 +168,4 @@ def supervise(settings: Settings, program: Program, unblock: Collection[int] = (
             lambda run: reading_ahead(run, settings),
         )
 
-    return run_supervisor(work)
+    return run_supervisor(work, ExitStatus.PYTEST_USAGE)

@@ -258,8 +258,8 @@ OPTIONS: tuple[Option, ...] = (
         flag_name="no-jit",
         default=False,
         help="Fail (exit 1) if the tests compiled GPU code at run time.",
-        detail="Code from a cache that was filled before the session is allowed. `negativa kernels "
-        "--jit` lists both.",
+        detail="Code from a cache that was filled before the session is allowed. `runtime` of the "
+        "JSON report lists both.",
         requires=_TRACED,
     ),
     Option(

@@ -25,7 +25,7 @@ from pytest_negativa.models.listing import (
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.measurement import Measurement
 from pytest_negativa.models.pages import HostReport
-from pytest_negativa.models.report import RunReport, RuntimeCode
+from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.slimming import SlimRow
 from pytest_negativa.models.summary import Inspection
 from pytest_negativa.models.verdict import Verdict
@@ -48,7 +48,6 @@ _RECORDS: dict[str, tuple[type[Record], str]] = {
     "pages": (HostReport, "Output of negativa pages --json"),
     "report": (RunReport, "Report of a run"),
     "runs": (Listing[RunRow], "Output of negativa runs --json"),
-    "runtime": (Listing[RuntimeCode], "Output of negativa kernels --jit --json"),
     "similarity": (Listing[SimilarPair], "Output of negativa tests --similar --json"),
     "slim": (Listing[SlimRow], "Output of negativa slim, slim undo and slim check with --json"),
     "tests": (Listing[ListedTest], "Output of negativa tests --json"),

@@ -223,18 +223,6 @@ class TestLibraries:
         result = inspect(write_zip(wheel))
         assert result.exit_code == 0 and result.stderr == ""
 
-    def test_the_gates_name_the_wheel(self, tmp_path: Path) -> None:
-        wheel = write_zip(tmp_path / "renamed.whl")
-        with zipfile.ZipFile(wheel, "a") as archive:
-            archive.writestr("our_pack-1.0+cu13.dist-info/RECORD", "")
-        result = inspect("--arch", "sm_90", "--max-dead", "1%", wheel)
-        assert result.exit_code == 1
-        assert "our-pack 1.0+cu13: " in result.stderr
-
-
-class TestHostile:
-    """Each is an error that names the archive; the other libraries are read."""
-
     def test_a_name_that_leads_out(self, tmp_path: Path) -> None:
         path = write_tar(tmp_path / "x.tar")
         with tarfile.open(path, "a") as archive:

@@ -31,7 +31,7 @@ def inspect(box: Box) -> None:
     found = box.negativa("inspect", "--json", "bin", quiet=True)
     for row in found["libraries"]:
         box.note(Path(row["summary"]["path"]).name, shortened(box.rules.value(row)))
-    box.negativa("inspect", "--elements", "--demangle", "--kernels", "bin")
+    box.negativa("inspect", "--elements", "--kernels", "bin")
     box.negativa("inspect", "--arch", "sm_90,sm_100", "bin")
     box.negativa("inspect", "--arch", "sm_86", "--json", "bin/libmultiarch.so")
     box.negativa("inspect", "--require-arch", "sm_90,sm_75", "bin")

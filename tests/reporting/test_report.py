@@ -66,7 +66,7 @@ def test_terminal_with_everything_that_must_be_said() -> None:
     assert head.split("\n")[1] == "No GPU: replaying."
     assert rest.partition("\n\n")[2] == (
         "Compiled at run time: 7 kernels (a, b, c, d, e and 2 more).\n"
-        "From caches of compilers: 1 kernel (h).\nnegativa kernels --jit lists them.\n\n"
+        "From caches of compilers: 1 kernel (h).\nnegativa report json lists them.\n\n"
         "Kept for lack of knowledge or by policy:\n"
         "  libours.so: all of it is kept (incomplete): why\n\n"
         "Not covered by the trace, so what it may have used is kept:\n  worker gw0 was lost\n\n"
