@@ -1,4 +1,4 @@
-"""Runs to one run (shards, machines, GPUs, samples): which parts count, when plans are partial.
+"""Runs to one run (shards, machines, GPUs, samples).
 
 The result depends on the traces alone, not on the order of the runs or on what was combined before:
 copies of traces mean the same on every machine, and ``tracing.merge`` sorts them. A copy knows
@@ -20,10 +20,9 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.errors import OptionError, StoreError, refusing
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.base import UNDECODABLE
-from pytest_negativa.models.settings import FailureMode
 from pytest_negativa.models.trace import (
     UNENDED,
     Header,
@@ -72,7 +71,6 @@ class RunPart:
         digests: of its libraries.
         problem: why it can't be taken; None if it can.
         failure: why it must not feed a plan; None if it may.
-        carried: it stands in for a run that is missing.
     """
 
     name: str
@@ -81,7 +79,6 @@ class RunPart:
     digests: dict[TracedLibrary, TracedLibrary] | None = None
     problem: str | None = None
     failure: str | None = None
-    carried: bool = False
 
 
 def fetch_parts(names: Iterable[str], target: Path) -> dict[str, Run | StoreError]:
@@ -103,30 +100,23 @@ def fetch_parts(names: Iterable[str], target: Path) -> dict[str, Run | StoreErro
         return dict(zip(urls, pool.map(fetch, enumerate(urls)), strict=True))
 
 
-def read_part(
-    name: str,
-    folder: RunsFolder,
-    fetched: Run | StoreError | None = None,
-    *,
-    carried: bool = False,
-) -> RunPart:
+def read_part(name: str, folder: RunsFolder, fetched: Run | StoreError | None = None) -> RunPart:
     """Look at a run that is to be combined with others.
 
     Args:
         name: see ``RunsFolder.find``.
         folder: of all runs.
         fetched: of a URL, see ``fetch_parts``.
-        carried: see ``RunPart``.
     """
     try:
         if isinstance(fetched, StoreError):
             raise fetched
         run = fetched or run_at(folder.find(name).folder)
     except (OptionError, StoreError) as e:
-        return RunPart(name, Run(Path(name)), problem=e.beside(name), carried=carried)
+        return RunPart(name, Run(Path(name)), problem=e.beside(name))
     failure = run.failure or run.incomplete_reason
     if run.has_pages and not run.trace_files():
-        return RunPart(name, run, failure=failure, carried=carried)
+        return RunPart(name, run, failure=failure)
     try:
         traces = run.require_traces()
         with_header = tuple(t for t in traces if TraceReader(t).header is not None)
@@ -139,58 +129,36 @@ def read_part(
     except (StoreError, OSError) as e:
         problem = e.beside(run) if isinstance(e, StoreError) else str(e)
         return RunPart(name, run, problem=problem)
-    return RunPart(name, run, traces, digests, failure=failure, carried=carried)
+    return RunPart(name, run, traces, digests, failure=failure)
 
 
-def choose_parts(parts: Sequence[RunPart], mode: FailureMode) -> tuple[list[RunPart], list[str]]:
-    """The parts to take, and why each of the others is left out.
-
-    Args:
-        parts: all of them.
-        mode: how many bad parts are an error. With ``any``, a failed run is taken, so that the
-            result fails and its report shows what it used.
+def refuse_bad(parts: Sequence[RunPart]) -> None:
+    """Name all bad parts. A failed run is none: the result fails, and its report shows its use.
 
     Raises:
-        OptionError: there are too many bad ones, and one is not there.
-        StoreError: there are too many bad ones.
+        OptionError: there is a bad one, and one is not there.
+        StoreError: there is a bad one.
     """
-    leaves_out = mode is not FailureMode.ANY
-    problems = (
-        (part.name, part.problem or (part.failure if leaves_out else None)) for part in parts
-    )
-    bad = {name: problem for name, problem in problems if problem is not None}
-    lines = [f"{name}: {problem}" for name, problem in sorted(bad.items())]
-    if lines and mode is FailureMode.ANY:
-        remedy = "--failure-mode=warn leaves such runs out, for a report alone"
+    lines = sorted(f"{part.name}: {part.problem}" for part in parts if part.problem is not None)
+    if lines:
         is_there = (is_url(part.name) or part.run.folder.is_dir() for part in parts)
-        raise (StoreError if all(is_there) else OptionError)("\n".join((*lines, remedy)))
-    if lines and mode is FailureMode.ALL and len(bad) == len(parts):
-        raise StoreError("\n".join((*lines, "no run is left to combine")))
-    return [part for part in parts if part.name not in bad], lines
-
-
-def why_partial(parts: Sequence[RunPart], left_out: Sequence[str]) -> str | None:
-    """The reason that plans of these parts make nothing smaller; None if they may."""
-    reasons = {f"{line}: left out" for line in left_out}
-    reasons |= {
-        f"{part.name}: carried forward from an earlier run" for part in parts if part.carried
-    }
-    reasons |= {reason for part in parts if (reason := part.run.partial_reason) is not None}
-    return "; ".join(sorted(reasons)) or None
+        raise (StoreError if all(is_there) else OptionError)("\n".join(lines))
 
 
 def copy_traces(parts: Sequence[RunPart], target: Run, paths: PathRules) -> None:
-    """Copy the traces of all parts into a new run, which is marked as partial before.
+    """Copy the traces of all parts into a new run. If this ends early, the run has none.
 
     Raises:
         StoreError: a trace can't be read, or a copy can't be written.
     """
     target.make()
-    # If this ends early, the run has some of the traces.
-    target.mark("partial", "negativa combine did not copy all traces")
-    for part in parts:
-        for trace in part.traces:
-            copy_portable(trace, target.trace_dir, part.digests or {}, paths)
+    copies = target.folder / "copied"
+    with refusing(copies, "written"):
+        copies.mkdir()
+        for part in parts:
+            for trace in part.traces:
+                copy_portable(trace, copies, part.digests or {}, paths)
+        copies.replace(target.trace_dir)
 
 
 def combine_opened(run: Run, parts: Sequence[Run]) -> None:

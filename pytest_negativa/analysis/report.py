@@ -124,8 +124,6 @@ def plan_run(
         on_done=on_done,
     )
     warnings = [] if failure is None else [f"nothing is planned from this run: {failure}"]
-    if (partial := run.partial_reason) is not None:
-        warnings.append(f"{partial}; these plans make nothing smaller")
     # Runs of other machines: is GPU code used of a library that is here?
     latest = not parts or any(u.images and Path(u.library.path).exists() for u in usage.libraries)
     if not latest:

@@ -124,7 +124,6 @@ def _readable_state(run: Run) -> str:
     for word, reason in (
         ("failed", run.failure),
         ("incomplete", run.incomplete_reason),
-        ("partial", run.partial_reason),
     ):
         if reason is not None:
             return f"{word}: {reason}"

@@ -172,14 +172,6 @@ class Compare(Record, frozen=True, kw_only=True):
     fail: Limits[tuple[GrowthLimit, ...]]
 
 
-class FailureMode(str, enum.Enum):
-    """Bad inputs of several that are an error: any of them, only all of them, or none."""
-
-    ANY = "any"
-    ALL = "all"
-    WARN = "warn"
-
-
 class Settings(Record, frozen=True, kw_only=True):
     """All options of a session or a command as they are in force; paths are absolute.
 

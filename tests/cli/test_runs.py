@@ -191,10 +191,6 @@ def test_a_url_without_a_run_is_a_bad_run(quickstart: Project, tmp_path: Path) -
 
     done = quickstart.negativa("combine", url, gone, status=1)
     assert f"{gone}: there is no manifest.json; check the URL" in done.stderr
-    done = quickstart.negativa("combine", url, gone, "--failure-mode=warn")
-    assert f"{gone}: there is no manifest.json; check the URL" in done.stderr
-    assert "whether the push ended: left out" in done.stderr
-    assert "nothing planned" not in done.stderr
     assert (
         "a URL with a password"
         in quickstart.negativa("push", "s3://me:secret@bucket/a", status=2).stderr
