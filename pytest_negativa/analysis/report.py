@@ -132,44 +132,21 @@ def plan_run(
             "folders of the libraries with --path or paths in negativa.yaml"
         )
     analysis = dataclasses.replace(analysis, warnings=(*analysis.warnings, *warnings))
-    report = write_results(run, analysis, settings, with_plans=failure is None, latest=latest)
-    verdict = prove_by_parts(run, analysis.libraries, parts) if failure is None else None
-    if verdict is not None:
-        report = replace(report, proof=proof_row(verdict))
-    contents = ReportContents(report, analysis.libraries, analysis.usage)
-    write_reports(contents, settings.reports, run, anew=anew)
-    return contents
-
-
-def write_results(
-    run: Run,
-    analysis: Analysis,
-    settings: Settings,
-    *,
-    with_plans: bool = True,
-    latest: bool = True,
-    part: str | None = None,
-) -> RunReport:
-    """Write what was found into a run's folder, with its report.
-
-    Args:
-        with_plans, latest: see ``write_run``.
-        part: see ``RunReport``.
-
-    Raises:
-        StoreError: a file can't be written.
-    """
-    files = write_run(run, analysis, with_plans=with_plans, latest=latest)
+    files = write_run(run, analysis, with_plans=failure is None, latest=latest)
     report = build_report(
         analysis,
         settings,
         run_id=run.run_id,
         directory=path_for_people(run.folder),
         files=(*files, run.report_file.name),
-        part=part,
     )
     write_record(run.report_file, report, indent=1)
-    return report
+    verdict = prove_by_parts(run, analysis.libraries, parts) if failure is None else None
+    if verdict is not None:
+        report = replace(report, proof=proof_row(verdict))
+    contents = ReportContents(report, analysis.libraries, analysis.usage)
+    write_reports(contents, settings.reports, run, anew=anew)
+    return contents
 
 
 def write_reports(
@@ -240,7 +217,6 @@ def build_report(
     run_id: str,
     directory: str,
     files: Sequence[str],
-    part: str | None = None,
 ) -> RunReport:
     """Rows, totals and everything a reader must know, the largest libraries first."""
     usage = analysis.usage
@@ -257,7 +233,6 @@ def build_report(
         crossed=(),
         files=tuple(files),
         coverage=tuple(one.coverage for one in analysis.libraries if one.coverage is not None),
-        part=part,
         unchecked=analysis.unchecked,
         watched_bytes=_watched_bytes(analysis),
     )

@@ -33,8 +33,8 @@ def diff(
 ) -> None:
     """Show what changed in the GPU code from A to B.
 
-    Without B, it is the last run. Without A, A is the run before it. Runs without a plan for
-    all tests don't count. A and B are runs (an id or a folder), baselines, libraries,
+    Without B, it is the last run. Without A, A is the run before it. Runs without a plan
+    don't count. A and B are runs (an id or a folder), baselines, libraries,
     folders of libraries, wheels and other archives, or installed distributions. Libraries are
     paired by the ends of their paths. The tables show what grew: by library and arch, between
     runs by reason. The lists show kernels that appeared, went, or are newly used or unused.
@@ -46,7 +46,7 @@ def diff(
     settings = settings_of(flags)
     runs, cache = runs_of(settings), open_cache(settings.cache_dir)
     if before is None or after is None:
-        # A named run, or the last but one with a plan for all tests; and the last.
+        # A named run, or the last but one with a plan; and the last.
         planned = [report.run_id for report in load_history(runs.find())]
         names = (*([before] if before else planned[-2:-1]), *planned[-1:])
         check_usage((len(names) < 2, "name A and B: no two saved runs have a plan"))

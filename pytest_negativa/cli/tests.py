@@ -12,18 +12,15 @@ from typing import Any, TypeVar
 import click
 
 from pytest_negativa.analysis.analyze import analyze
-from pytest_negativa.analysis.report import write_results
 from pytest_negativa.cli.common import (
     MATCH,
     answer,
     as_json_option,
     check_usage,
     encode_json,
-    runs_of,
     say_next,
     settings_and_run,
 )
-from pytest_negativa.cli.locate import warn_of_hooks
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.base import Listing
@@ -56,10 +53,9 @@ from pytest_negativa.reporting.listings import (
     total_of,
 )
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import and_more, format_items
+from pytest_negativa.reporting.units import and_more
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import GlobSet, LibraryNames, matches, matches_library
-from pytest_negativa.storage.outcomes import copy_outcomes
 from pytest_negativa.storage.results import (
     load_healed,
     load_opened,
@@ -344,14 +340,12 @@ def _compare(run: Run, groups: Mapping[str, Sequence[str]], glob: str | None) ->
 @click.argument("nodeids", nargs=-1, metavar="[NODEID]...")
 @click.option("-m", "markers", metavar="EXPR", help="Take only tests whose markers match.")
 @click.option("-k", "keywords", metavar="EXPR", help="Take only tests whose names match.")
-@click.option("--plan", "write", is_flag=True, help="Write a plan for these tests: a new run.")
 @as_json_option("needs")
 @click_options("run")
 def needs(
     nodeids: tuple[str, ...],
     markers: str | None,
     keywords: str | None,
-    write: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -359,8 +353,7 @@ def needs(
 
     The tests don't run again: the run must be a trace at level launch. NODEID is a test, or a
     class, file or folder of tests, as pytest prints it. What belongs to no test counts for every
-    test: imports, shared fixtures, variables, child processes. --plan writes a plan; verify it with
-    the same selection. The plan of a failed run is marked as failed, too.
+    test: imports, shared fixtures, variables, child processes.
 
     Exit status: 0, or 1 if the run can't be read or has counted no launches.
     """
@@ -370,11 +363,6 @@ def needs(
     # Nothing tells which test opened a file that is GPU code.
     plans = tuple(plan for plan in load_plans(run) if not plan.is_files)
     recorded = _recorded_tests(run)
-    if write and not run.outcomes_file.exists():
-        raise StoreError(
-            f"{run}: --plan takes the run of one session: nothing proves a plan for tests of "
-            "several"
-        )
     chosen = select_tests(recorded, markers=markers, keywords=keywords, nodeids=nodeids)
     names = {test.nodeid for test in chosen}
     part = analyze(
@@ -383,29 +371,19 @@ def needs(
         healed=load_healed(run),
         watched=load_opened(run),
     )
-    new = runs_of(settings).new_run() if write else None
     listing = NeedList(
         run_id=run.run_id,
         chosen=len(chosen),
         tests=len(recorded),
         all_tests=sum(plan.kept_bytes for plan in plans),
         libraries=_needed([one.plan for one in part.libraries if not one.plan.is_files], plans),
-        plan=None if new is None else str(new),
     )
-    then: Run | str = "the same command with --plan" if usage.replay is None else run
-    if new is not None:
-        warn_of_hooks([run])
-        selected = [
-            *nodeids,
-            *(("-m", markers) if markers else ()),
-            *(("-k", keywords) if keywords else ()),
-        ]
-        of_tests = (
-            f"{len(chosen):,} of {format_items(len(recorded), 'test', 'tests')} of {run.run_id}"
-        )
-        write_results(new, part, settings, part=of_tests)
-        copy_outcomes(run.outcomes_file, new.outcomes_file, names)
-        then = shlex.join(["pytest", "--negativa-verify", f"--negativa-run={new}", *selected])
+    selected = [
+        *nodeids,
+        *(("-m", markers) if markers else ()),
+        *(("-k", keywords) if keywords else ()),
+    ]
+    then = run if usage.replay else shlex.join(["pytest", "--negativa", *selected])
     answer(listing, render_needs(listing), as_json=as_json, then=then)
 
 

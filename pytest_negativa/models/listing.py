@@ -150,7 +150,6 @@ class NeedList(Versioned, Record, frozen=True, kw_only=True):
         tests: how many the run has.
         all_tests: bytes that all tests need.
         libraries: those that the chosen tests need most of come first.
-        plan: the folder of the plan for these tests (``--plan``); None without one.
     """
 
     run_id: str
@@ -158,7 +157,6 @@ class NeedList(Versioned, Record, frozen=True, kw_only=True):
     tests: NonNegative
     all_tests: NonNegative
     libraries: tuple[NeededLibrary, ...]
-    plan: str | None = None
 
 
 class CodeKind(str, enum.Enum):

@@ -106,5 +106,3 @@ def render_needs(needs: NeedList) -> Iterator[str]:
         rows,
         drop=(5, 4, 1, 2),
     )
-    if needs.plan is not None:
-        yield printable(f"Plan in {needs.plan}")

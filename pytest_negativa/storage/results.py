@@ -258,14 +258,13 @@ def load_report(run: Run) -> RunReport:
 def load_history(run: Run) -> tuple[RunReport, ...]:
     """The reports of the runs beside a run, its own included, the oldest first.
 
-    Runs without a plan, or with a report that can't be read, are left out. So are plans for a part
-    of the tests.
+    Runs without a plan, or with a report that can't be read, are left out.
     """
     found = []
     for one in reversed(RunsFolder(run.folder.parent).runs()):
         with contextlib.suppress(StoreError, PermissionError):
             report = load_report(one)
-            if one.plan_files() and (report.part is None or one.run_id == run.run_id):
+            if one.plan_files():
                 found.append(report)
     return tuple(found)
 

@@ -184,8 +184,6 @@ def launches(box: Box) -> None:
     reports(box, at)
     box.negativa("report", "baseline:before.json", **at)
     box.negativa("needs", "--json", "-m", "fast", **at)
-    box.negativa("needs", "-m", "fast", "--plan", **at)
-    box.latest("plan/", "report.json", project="project")
     box.negativa("diff", "before.json", ".negativa/latest", **at)
     box.pytest("--negativa", "-k", "add", "--negativa-granularity=kernel", **at)
     box.latest("plan/", "spans/", project="project")
