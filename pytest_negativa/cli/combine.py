@@ -24,7 +24,7 @@ from pytest_negativa.cli.common import (
     runs_of,
     settings_of,
 )
-from pytest_negativa.cli.locate import PLAN_OPTIONS, plan_and_report, warn_of_hooks
+from pytest_negativa.cli.trace import PLAN_OPTIONS, plan_and_report, warn_of_hooks
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.pages.gather import combine as combine_pages
