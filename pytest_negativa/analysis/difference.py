@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_negativa.analysis.inspect import inspect_libraries
-from pytest_negativa.analysis.report import load_contents
 from pytest_negativa.errors import FormatError, NegativaError, OptionError, StoreError
 from pytest_negativa.gpucode.cache import MapCache
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest
@@ -44,6 +43,9 @@ def load_side(
     path = Path(argument)
     run = Run(runs.folder / argument if (runs.folder / argument).is_dir() else path)
     if run.usage_file.exists():
+        # What reports take is not needed for libraries: 10 ms.
+        from pytest_negativa.analysis.report import load_contents
+
         contents = load_contents(run)
         if not contents.libraries:
             raise StoreError(run.why_unplanned())

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
+from pytest_negativa.arch import ComputeCapability, SmArch
 from pytest_negativa.gpucode.mapping import MappedLibrary, MapRequest, OnDone, map_libraries
-from pytest_negativa.gpucode.summary import FRAME, loadable_code, loaded_sections
+from pytest_negativa.gpucode.summary import loadable_code, loaded_sections
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.layers import is_container
 from pytest_negativa.installed.libraries import LibrarySet, find_libraries
@@ -269,28 +269,6 @@ def too_much_dead(inspected: Sequence[InspectedSet], limit: float) -> Iterator[s
                 f"{libraries.label}: {share:.1f}% of the GPU code is for other GPUs, more than "
                 f"{limit:g}%"
             )
-
-
-def other_code(
-    inspected: Sequence[InspectedSet], devices: Sequence[ComputeCapability]
-) -> Iterator[str]:
-    """Libraries with more than machine code for the devices: other archs, PTX, LTO-IR."""
-    yield from _unchecked(inspected, "--only-arch")
-    for _libraries, mapped_libraries in inspected:
-        for summary in _loaded(mapped_libraries):
-            others = [
-                f"{row.kind} {row.arch}"
-                for row in summary.code
-                if row.kind not in (ElementKind.CUBIN.value, FRAME)
-                or ComputeCapability.parse(row.arch) not in devices
-            ]
-            if summary.problems:
-                others.append("places that are not understood")
-            if others:
-                yield (
-                    f"{summary.path}: code beside machine code for "
-                    f"{_names(devices)}: {', '.join(others)}"
-                )
 
 
 def too_much_code(inspected: Sequence[InspectedSet], limit: int) -> Iterator[str]:

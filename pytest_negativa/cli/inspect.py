@@ -14,7 +14,6 @@ from pytest_negativa.analysis.inspect import (
     inspect_libraries,
     make_inspection,
     missing_archs,
-    other_code,
     render_text,
     too_much_code,
     too_much_dead,
@@ -67,11 +66,6 @@ _ROWS = 20
     callback=option_reader(read_percent),
     help="Fail (exit 1) if more of a PATH is for other GPUs than --arch.",
 )
-@arch_option(
-    "--only-arch",
-    "only",
-    "Fail (exit 1) if there is more than machine code for these archs.",
-)
 @click.option(
     "--max-size",
     metavar="SIZE",
@@ -106,7 +100,6 @@ def inspect(
     devices: tuple[ComputeCapability, ...],
     required: tuple[ComputeCapability, ...],
     max_dead: float | None,
-    only: tuple[ComputeCapability, ...],
     max_size: int | None,
     deps: bool,
     kernels: bool,
@@ -146,7 +139,7 @@ def inspect(
     """
     libraries = libraries or tuple(map(str, active_paths()))
     if packages or run is not None or lock is not None:
-        others = (required, only, deps, kernels, elements, headers_only, globs)
+        others = (required, deps, kernels, elements, headers_only, globs)
         check_usage(
             (
                 len(libraries) > 1 or (run is not None and lock is not None),
@@ -185,7 +178,7 @@ def inspect(
             "--match goes with --kernels, --top with --packages, --run or --lock",
         ),
     )
-    has_gates = bool(required or only) or max_size is not None or max_dead is not None
+    has_gates = bool(required) or max_size is not None or max_dead is not None
     request = InspectionRequest(
         devices=devices,
         kernels=kernels,
@@ -217,7 +210,6 @@ def inspect(
     errors: list[object] = [error for one in inspected for error in errors_of(one)]
     errors += missing_archs(inspected, required) if required else ()
     errors += too_much_dead(inspected, max_dead) if max_dead is not None else ()
-    errors += other_code(inspected, only) if only else ()
     errors += too_much_code(inspected, max_size) if max_size is not None else ()
     fail_for(errors)
     # An answer about one library or to a question needs no next step.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -147,49 +146,6 @@ class TestRequired:
         assert library["loadable"][0]["machine"] == sections[".nv_fatbin"] == 1
 
 
-class TestOnly:
-    def test_machine_code_alone(self, tmp_path: Path) -> None:
-        shutil.copy(BIN / "libframes.so", tmp_path)
-        shutil.copy(PLAIN, tmp_path)
-        done = inspect(tmp_path, "--only-arch", "sm_80,H100")
-        assert (done.exit_code, done.stderr) == (0, "Next: pytest --negativa\n")
-
-    @pytest.mark.parametrize(
-        ("name", "archs", "others"),
-        [
-            ("libdebug.so", "90", "ptx sm_90"),
-            ("libcallgraph.so", "75,90", "cubin sm_100"),
-            ("liblto.so", "80,90", "lto-ir sm_80, lto-ir sm_90a"),
-            ("libframes.so", "80", "frame sm_90"),
-        ],
-    )
-    def test_anything_else(self, name: str, archs: str, others: str, tmp_path: Path) -> None:
-        path = BIN / name
-        done = inspect(path, "--only-arch", archs)
-        assert done.exit_code == 1 and done.stderr.startswith(f"negativa: error: {path}: code ")
-        assert done.stderr.endswith(f": {others}\n")
-        wheel = tmp_path / "ours-1-py3-none-any.whl"
-        with zipfile.ZipFile(wheel, "w") as archive:
-            archive.write(path, f"ours/{name}")
-        in_wheel = inspect(wheel, "--only-arch", archs)
-        assert in_wheel.exit_code == 1 and in_wheel.stderr.endswith(f": {others}\n")
-
-    def test_a_gate_that_checks_nothing_fails(self, tmp_path: Path) -> None:
-        shutil.copy(PLAIN, tmp_path)
-        shutil.copy(BIN / "librdc.a", tmp_path)
-        for gate, value in (("--only-arch", "90"), ("--max-size", "1 GB")):
-            done = inspect(tmp_path, gate, value)
-            assert done.exit_code == 1 and done.stderr.endswith(f"so {gate} checks nothing\n")
-
-    def test_what_is_not_understood(self, tmp_path: Path) -> None:
-        cubin = ElementSpec(content=build_cubin(CubinSpec(kernels={"k": b"code"})).data)
-        region = build_region([cubin])
-        path = tmp_path / "libodd.so"
-        path.write_bytes(build_host([fatbin_section(region, b"\x07" * 64)]).data)
-        done = inspect(path, "--only-arch=all-major")
-        assert done.exit_code == 1 and "places that are not understood" in done.stderr
-
-
 class TestSize:
     def test_the_limit(self) -> None:
         [library] = as_json(MULTIARCH)["libraries"]
@@ -199,6 +155,12 @@ class TestSize:
         assert done.exit_code == 1
         assert f"there are {size:,} bytes of GPU code, the limit is {size - 1:,}" in done.stderr
         assert "expected a size like" in inspect(MULTIARCH, "--max-size", "1 XB").stderr
+
+    def test_a_gate_that_checks_nothing_fails(self, tmp_path: Path) -> None:
+        shutil.copy(PLAIN, tmp_path)
+        shutil.copy(BIN / "librdc.a", tmp_path)
+        done = inspect(tmp_path, "--max-size", "1 GB")
+        assert done.exit_code == 1 and done.stderr.endswith("so --max-size checks nothing\n")
 
 
 class TestDead:
@@ -224,6 +186,10 @@ class TestDead:
         assert done.stderr.endswith(
             ": no GPU code that devices load, so --max-dead checks nothing\n"
         )
+
+    @pytest.mark.parametrize("name", ["libdebug.so", "liblto.so"])
+    def test_what_is_no_machine_code(self, name: str) -> None:
+        assert inspect(BIN / name, "--arch=80,90", "--max-dead=0").exit_code == 1
 
     def test_files_for_linkers_alone(self, tmp_path: Path) -> None:
         shutil.copy(BIN / "librdc.a", tmp_path)
