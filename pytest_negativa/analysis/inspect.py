@@ -179,20 +179,17 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
         )
     for one in inspected:
         summaries = [(m.summary, m.removed) for m in one.mapped if m.summary is not None]
-        windows = one.libraries.windows
         if request.required:
             pass
         elif one.libraries.explicit:
             yield from (inspection.library_report(*row) for row in summaries)
         elif not one.libraries.paths and not one.mapped:
-            found = f"no libraries and no files of GPU code{inspection.windows_text(windows)}"
-            yield f"{printable(one.libraries.label)}: {found}"
+            yield f"{printable(one.libraries.label)}: no libraries and no files of GPU code"
         elif summaries:
             yield inspection.set_report(
                 one.libraries.label,
                 [summary for summary, _ in summaries],
                 [removed for _, removed in summaries if removed is not None],
-                windows,
             )
         for mapped in one.mapped:
             if mapped.library_map is None or not mapped.library_map.sections:

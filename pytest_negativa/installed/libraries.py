@@ -1,4 +1,4 @@
-"""Files with GPU code of a file, folder or distribution that a user names; Windows's, counted."""
+"""Files with GPU code of a file, folder or distribution that a user names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from pytest_negativa.models.file_kinds import is_named_code, is_spare, kind_of
 from pytest_negativa.storage.system import read_head
 
 # The first bytes of their programs don't count: pip has some in each environment.
-_WINDOWS_SUFFIXES = (".dll", ".pyd")
 
 
 class LibrarySet(NamedTuple):
@@ -27,7 +26,6 @@ class LibrarySet(NamedTuple):
         explicit: the argument named this one file.
         distribution: name and version of the wheel that the argument names.
         unlisted: why folders below the named one can't be listed.
-        windows: how many libraries of Windows are among its files, which are not read.
     """
 
     label: str
@@ -35,7 +33,6 @@ class LibrarySet(NamedTuple):
     explicit: bool
     distribution: str | None = None
     unlisted: tuple[OptionError, ...] = ()
-    windows: int = 0
 
 
 def find_libraries(
@@ -67,10 +64,8 @@ def find_libraries(
     else:
         if is_folder:
             unlisted: list[OptionError] = []
-            paths, windows = _unique(_iter_folder(path, unlisted), names)
-            return LibrarySet(
-                argument, paths, explicit=False, unlisted=tuple(unlisted), windows=windows
-            )
+            paths = _unique(_iter_folder(path, unlisted), names)
+            return LibrarySet(argument, paths, explicit=False, unlisted=tuple(unlisted))
         return LibrarySet(argument, (path,), explicit=True)
     return _of_distribution(argument, names, with_dependencies=with_dependencies)
 
@@ -98,8 +93,7 @@ def _of_distribution(
     if len(distributions) > 1:
         label += f" and {len(distributions) - 1} distributions it requires"
     files = (str(d.locate_file(file)) for d in distributions for file in d.files or ())
-    paths, windows = _unique(files, names)
-    return LibrarySet(label, paths, explicit=False, windows=windows)
+    return LibrarySet(label, _unique(files, names), explicit=False)
 
 
 def _why_absent(path: Path, error: OSError) -> str:
@@ -123,25 +117,22 @@ def _iter_folder(folder: Path, unlisted: list[OptionError]) -> Iterator[str]:
                 yield os.path.join(root, name)
 
 
-def _unique(paths: Iterator[str], names: Collection[str] | None) -> tuple[tuple[Path, ...], int]:
-    """The files of known kinds among ``paths``, of these names, and the number of those of Windows.
+def _unique(paths: Iterator[str], names: Collection[str] | None) -> tuple[Path, ...]:
+    """The files of known kinds among ``paths``, of these names.
 
     Hard and symbolic links to the same file count once.
     """
     found: dict[tuple[int, int], Path] = {}
-    windows = 0
     for path in paths:
         if names is not None and path.rpartition(os.sep)[2] not in names:
             continue
         with contextlib.suppress(OSError, ValueError):
             status = os.stat(path)  # noqa: PTH116 (a Path for each file takes longer)
             # Named pipes and devices below a folder must not be opened.
-            if stat.S_ISREG(status.st_mode) and (status.st_dev, status.st_ino) not in found:
-                if _may_hold_gpu_code(path):
-                    found[status.st_dev, status.st_ino] = Path(os.path.realpath(path))
-                else:
-                    windows += path.lower().endswith(_WINDOWS_SUFFIXES)
-    return tuple(found.values()), windows
+            is_new = (status.st_dev, status.st_ino) not in found
+            if stat.S_ISREG(status.st_mode) and is_new and _may_hold_gpu_code(path):
+                found[status.st_dev, status.st_ino] = Path(os.path.realpath(path))
+    return tuple(found.values())
 
 
 def _may_hold_gpu_code(path: str) -> bool:

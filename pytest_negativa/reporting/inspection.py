@@ -89,7 +89,6 @@ def set_report(
     label: str,
     summaries: Sequence[LibrarySummary],
     removed: Sequence[Removed],
-    windows: int = 0,
 ) -> str:
     """A folder or distribution: its files with GPU code, totals, code by arch.
 
@@ -100,7 +99,6 @@ def set_report(
         label: of the folder or distribution.
         summaries: of its files.
         removed: of the slimmed libraries among them.
-        windows: the number of libraries of Windows beside them.
     """
     libraries = [s for s in summaries if s.file_kind is FileKind.LIBRARY]
     with_code = [s for s in summaries if s.sections and not s.file_kind.is_link_time]
@@ -132,14 +130,7 @@ def set_report(
         who = format_items(len(removed), "of these libraries was", "of these libraries were")
         problems.append(_removed_line(removed, f"{who} slimmed"))
     headline = ", ".join(found) + format_foreign(code for s in summaries for code in s.foreign)
-    headline += windows_text(windows)
     return "\n\n".join([f"{printable(label)}: {headline}", *parts, *problems])
-
-
-def windows_text(count: int) -> str:
-    """Addition to a headline about libraries of Windows, which are not read."""
-    libraries = format_items(count, "Windows library", "Windows libraries")
-    return f"; {libraries} (PE) not read" if count else ""
 
 
 def _file_table(title: str, summaries: Sequence[LibrarySummary]) -> str:
