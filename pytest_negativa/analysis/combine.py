@@ -1,4 +1,4 @@
-"""Runs to one run (shards, machines, GPUs, samples): which parts count, when plans are partial.
+"""Runs to one run (shards, machines, GPUs, samples).
 
 The result depends on the traces alone, not on the order of the runs or on what was combined before:
 copies of traces mean the same on every machine, and ``tracing.merge`` sorts them. A copy knows
@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from pytest_negativa.errors import OptionError, StoreError
+from pytest_negativa.errors import OptionError, StoreError, refusing
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.base import UNDECODABLE
 from pytest_negativa.models.trace import (
@@ -131,53 +131,33 @@ def read_part(name: str, folder: RunsFolder, fetched: Run | StoreError | None = 
     return RunPart(name, run, traces, digests, failure=failure)
 
 
-def choose_parts(
-    parts: Sequence[RunPart], *, leave_out_bad: bool
-) -> tuple[list[RunPart], list[str]]:
-    """The parts to take, and why each of the others is left out.
-
-    Args:
-        parts: all of them.
-        leave_out_bad: bad parts and failed runs are no error. Otherwise a failed run is taken, so
-            that the result fails and its report shows what it used.
+def refuse_bad(parts: Sequence[RunPart]) -> None:
+    """Name all bad parts. A failed run is none: the result fails, and its report shows its use.
 
     Raises:
-        OptionError: there are bad parts, and one is not there.
-        StoreError: there are bad parts, or all are left out.
+        OptionError: there is a bad one, and one is not there.
+        StoreError: there is a bad one.
     """
-    problems = (
-        (part.name, part.problem or (part.failure if leave_out_bad else None)) for part in parts
-    )
-    bad = {name: problem for name, problem in problems if problem is not None}
-    lines = [f"{name}: {problem}" for name, problem in sorted(bad.items())]
-    if lines and not leave_out_bad:
-        remedy = "--leave-out-bad leaves such runs out, for a report alone"
+    lines = sorted(f"{part.name}: {part.problem}" for part in parts if part.problem is not None)
+    if lines:
         is_there = (is_url(part.name) or part.run.folder.is_dir() for part in parts)
-        raise (StoreError if all(is_there) else OptionError)("\n".join((*lines, remedy)))
-    if len(bad) == len(parts):
-        raise StoreError("\n".join((*lines, "no run is left to combine")))
-    return [part for part in parts if part.name not in bad], lines
-
-
-def why_partial(parts: Sequence[RunPart], left_out: Sequence[str]) -> str | None:
-    """The reason that plans of these parts make nothing smaller; None if they may."""
-    reasons = {f"{line}: left out" for line in left_out}
-    reasons |= {reason for part in parts if (reason := part.run.partial_reason) is not None}
-    return "; ".join(sorted(reasons)) or None
+        raise (StoreError if all(is_there) else OptionError)("\n".join(lines))
 
 
 def copy_traces(parts: Sequence[RunPart], target: Run, paths: PathRules) -> None:
-    """Copy the traces of all parts into a new run, which is marked as partial before.
+    """Copy the traces of all parts into a new run. If this ends early, the run has none.
 
     Raises:
         StoreError: a trace can't be read, or a copy can't be written.
     """
     target.make()
-    # If this ends early, the run has some of the traces.
-    target.mark("partial", "negativa combine did not copy all traces")
-    for part in parts:
-        for trace in part.traces:
-            copy_portable(trace, target.trace_dir, part.digests or {}, paths)
+    copies = target.folder / "copied"
+    with refusing(copies, "written"):
+        copies.mkdir()
+        for part in parts:
+            for trace in part.traces:
+                copy_portable(trace, copies, part.digests or {}, paths)
+        copies.replace(target.trace_dir)
 
 
 def combine_opened(run: Run, parts: Sequence[Run]) -> None:

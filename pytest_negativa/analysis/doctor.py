@@ -5,7 +5,6 @@ Each probe does what a session does, so that a fault shows here as it would show
 
 from __future__ import annotations
 
-import mmap
 import os
 import platform
 import subprocess
@@ -34,8 +33,6 @@ _VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_MODULE_LOADING", "CUDA_INJECTION64_PATH", "LD_AUDIT"),
     *("LD_PRELOAD", "PYTEST_ADDOPTS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"),
 )
-_GUARD_INSTALL = 102
-"""``MADV_GUARD_INSTALL`` of madvise(2)."""
 
 
 def machine_facts(runs: Path) -> Iterator[MachineFact]:
@@ -50,7 +47,6 @@ def machine_facts(runs: Path) -> Iterator[MachineFact]:
         with suppress(PackageNotFoundError):
             yield MachineFact(name, version(name))
     yield from (MachineFact(name, os.environ[name]) for name in _VARIABLES if name in os.environ)
-    yield MachineFact("guard pages", _guard_pages())
     with tempfile.TemporaryDirectory() as folder:
         # Before the driver starts, as in a session.
         yield _cupti(Path(folder))
@@ -65,17 +61,6 @@ def machine_facts(runs: Path) -> Iterator[MachineFact]:
             ("environment", Path(sys.prefix)),
         )
     )
-
-
-def _guard_pages() -> str:
-    """Whether the kernel has guard pages for files, which the watch of CPU code prefers."""
-    with Path(sys.executable).open("rb") as program:
-        page = mmap.mmap(program.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ)
-    try:
-        page.madvise(_GUARD_INSTALL)
-    except OSError:
-        return "need Linux 6.15; without them mprotect watches CPU code"
-    return "work"
 
 
 def _cupti(folder: Path) -> MachineFact:

@@ -43,8 +43,6 @@ class InspectionRequest:
     elements: bool
     headers_only: bool
     globs: tuple[str, ...] = ()
-    top: int = 0
-    demangled: bool = False
     required: tuple[ComputeCapability, ...] = ()
 
     @property
@@ -194,10 +192,7 @@ def render_text(inspected: Sequence[InspectedSet], request: InspectionRequest) -
                 )
             if request.kernels:
                 yield f"{path}, kernels:"
-                lines = inspection.kernel_lines(
-                    mapped.library_map, request.globs, request.top, demangled=request.demangled
-                )
-                yield "\n".join(lines)
+                yield "\n".join(inspection.kernel_lines(mapped.library_map, request.globs))
 
 
 def errors_of(inspected: InspectedSet) -> Iterator[Exception]:

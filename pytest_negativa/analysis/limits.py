@@ -1,22 +1,26 @@
-"""When a run crosses limits: thresholds, coverage, ``no_jit``, ``require_gpu``, one of no library.
-
-The limits of growth are in ``snapshots``, which also compares.
-"""
+"""When a run crosses limits: thresholds, coverage, growth, ``no_jit``, ``require_gpu``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from pytest_negativa.errors import NegativaError
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.coverage import LibraryCoverage
+from pytest_negativa.models.difference import Change, LibraryChange
 from pytest_negativa.models.report import RunReport
-from pytest_negativa.models.settings import Coverage, Settings, Thresholds
+from pytest_negativa.models.settings import Compare, Coverage, GrowthLimit, Settings, Thresholds
+from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.trace import Usage
+from pytest_negativa.planning.difference import compare, side_of_report
+from pytest_negativa.reporting.difference import describe_change
 from pytest_negativa.reporting.rows import library_row
-from pytest_negativa.reporting.units import format_items
+from pytest_negativa.reporting.units import and_more, format_items, format_names
 from pytest_negativa.settings.globs import LIMIT_OPTIONS, limit_of, names_of, unmatched_libraries
+from pytest_negativa.storage.results import load_baseline
+from pytest_negativa.storage.urls import place_of
 
 # The kernels of files that are GPU code are not known, so no limit on them checks anything.
 _OF_KERNELS = (
@@ -53,7 +57,7 @@ def find_crossed(
         kernels = format_items(len({n for one in new for n in one.kernels}), "kernel", "kernels")
         yield (
             f"no_jit: the tests compiled {kernels}, the first in {new[0].first}; "
-            "negativa kernels --jit lists what to build ahead"
+            "negativa report json lists what to build ahead"
         )
     yield from _crossed_by_library(settings, libraries)
     yield from growth
@@ -154,3 +158,115 @@ def _below(whole: int, part: int, limit: float) -> str:
     """The share of ``part`` in words if it is below the limit, else nothing."""
     share = 100 * part / whole if whole else 100.0
     return f"{_percent(share, limit)} ({part:,} of {whole:,})" if share < limit else ""
+
+
+_UNLISTED = ": the baseline lists no kernels of it, so new ones are unknown; write it anew"
+_MOST_LINES = 10
+_FIGURES = ("size", "code", "unused")
+
+
+class Growth(NamedTuple):
+    """Growth of a run, for a report.
+
+    Attributes:
+        lines: the growth in total, and the largest changes of libraries.
+        crossed: limits that were crossed.
+    """
+
+    lines: tuple[str, ...] = ()
+    crossed: tuple[str, ...] = ()
+
+
+def compare_with_baseline(
+    report: RunReport, libraries: Sequence[AnalyzedLibrary], settings: Compare
+) -> Growth:
+    """Compare a run with the baseline, if there is one.
+
+    A baseline that can't be read counts as a crossed limit: a gate must not open by itself.
+    """
+    if settings.baseline is None:
+        return Growth()
+    try:
+        before = load_baseline(place_of(settings.baseline))
+    except NegativaError as e:
+        return Growth(crossed=(f"compare.baseline: {e}",))
+    return compare_reports(before, report, libraries, settings)
+
+
+def compare_reports(
+    before: RunReport,
+    after: RunReport,
+    libraries: Sequence[AnalyzedLibrary],
+    settings: Compare,
+) -> Growth:
+    """Compare a run with a baseline that was read."""
+    changes = compare(side_of_report(before), side_of_report(after))
+    not_run = {one.path: {k.name for k in one.kernels if not k.is_run} for one in after.coverage}
+    untested = {
+        change.path: [name for name in change.appeared if name in not_run[change.path]]
+        for change in changes
+        if change.appeared is not None and change.path in not_run
+    }
+    all_untested = [name for names in untested.values() for name in names]
+    total = _figures(changes)
+    crossed = [*_crossed("compare.fail", settings.fail.overall or (), total, all_untested)]
+    names = {
+        one.plan.library.path: names_of(one.plan.library, one.distribution) for one in libraries
+    }
+    for change in changes:
+        if change.path in names:
+            limits = limit_of(settings.fail.libraries, names[change.path]) or ()
+            where = f"{change.name}: compare.fail"
+            crossed += _crossed(where, limits, _figures([change]), untested.get(change.path, []))
+    # Kernels that the baseline doesn't list are not new for that.
+    unlisted = [c.name for c in changes if c.appeared is None and c.path in not_run]
+    lines = [*_lines(total, changes, all_untested), *(f"{name}{_UNLISTED}" for name in unlisted)]
+    return Growth(tuple(lines), tuple(crossed))
+
+
+def _figures(changes: Iterable[LibraryChange]) -> dict[str, Change]:
+    found = list(changes)
+    return {name: Change.total(getattr(one, name) for one in found) for name in _FIGURES}
+
+
+def _crossed(
+    where: str,
+    limits: Iterable[GrowthLimit],
+    figures: Mapping[str, Change],
+    untested: Sequence[str],
+) -> Iterator[str]:
+    for limit in limits:
+        if limit.figure not in figures:  # new-kernels-untested
+            if len(untested) > limit.limit:
+                count = format_items(len(untested), "new kernel is", "new kernels are")
+                yield (
+                    f"{where}: {count} untested ({format_names(untested)}), "
+                    f"the limit is {limit.limit:.0f}"
+                )
+            continue
+        figure = figures[limit.figure]
+        before = figure.before or 0
+        allowed = before * limit.limit / 100 if limit.is_percent else limit.limit
+        if figure.growth > allowed:
+            most = f"{limit.limit:g}%" if limit.is_percent else format_bytes(int(limit.limit))
+            yield f"{where}: {limit.figure} grew: {_describe(figure)}, the limit is {most}"
+
+
+def _lines(
+    total: Mapping[str, Change], changes: Sequence[LibraryChange], untested: Sequence[str]
+) -> Iterator[str]:
+    yield f"GPU code {_describe(total['code'])}, unused {_describe(total['unused'])}"
+    changed = [one for one in changes if one.code.growth or one.unused.growth]
+    for one in changed[:_MOST_LINES]:
+        yield f"{one.name}: GPU code {_describe(one.code)}, unused {_describe(one.unused)}"
+    yield from and_more(len(changed), _MOST_LINES, "{} more libraries changed")
+    if untested:
+        yield f"{format_items(len(untested), 'new kernel', 'new kernels')} without a test"
+
+
+def _describe(change: Change) -> str:
+    if change.before is None:
+        return f"appeared with {format_bytes(change.after or 0)}"
+    if change.after is None:
+        return f"went, {format_bytes(change.before)}"
+    return describe_change(change)

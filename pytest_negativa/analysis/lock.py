@@ -1,4 +1,4 @@
-"""A lock of a run (no partial one), what it leaves out; one that misses or other runs widened."""
+"""A lock of a run, what it leaves out; one that misses or other runs widened."""
 
 from __future__ import annotations
 
@@ -70,10 +70,8 @@ def lock_run(run: Run, settings: Settings, *, unproved: bool) -> Lock:
 
     Raises:
         ReconstructError: nothing is proved, and ``unproved`` is not set.
-        StoreError: the run has not all shards, or can't be read.
+        StoreError: the run can't be read.
     """
-    if (reason := run.partial_reason) is not None:
-        raise StoreError(f"{run}: not locked: {reason}; combine runs of all shards")
     host, verdict = gather(run), load_verdict(run)
     planned = load_planned(run) if host is None or run.plan_files() else ()
     unplanned, incomplete = _find_unplanned(load_usage(run), [one.plan.library for one in planned])

@@ -15,11 +15,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.analysis.analyze import analyze
 from pytest_negativa.analysis.combine import prove_by_parts
-from pytest_negativa.analysis.limits import find_crossed
-from pytest_negativa.analysis.snapshots import (
-    compare_with_baseline,
-    make_baseline,
-)
+from pytest_negativa.analysis.limits import compare_with_baseline, find_crossed
 from pytest_negativa.errors import StoreError
 from pytest_negativa.gpucode.mapping import OnDone
 from pytest_negativa.gpucode.workers import Workers
@@ -128,8 +124,6 @@ def plan_run(
         on_done=on_done,
     )
     warnings = [] if failure is None else [f"nothing is planned from this run: {failure}"]
-    if (partial := run.partial_reason) is not None:
-        warnings.append(f"{partial}; these plans make nothing smaller")
     # Runs of other machines: is GPU code used of a library that is here?
     latest = not parts or any(u.images and Path(u.library.path).exists() for u in usage.libraries)
     if not latest:
@@ -138,44 +132,21 @@ def plan_run(
             "folders of the libraries with --path or paths in negativa.yaml"
         )
     analysis = dataclasses.replace(analysis, warnings=(*analysis.warnings, *warnings))
-    report = write_results(run, analysis, settings, with_plans=failure is None, latest=latest)
-    verdict = prove_by_parts(run, analysis.libraries, parts) if failure is None else None
-    if verdict is not None:
-        report = replace(report, proof=proof_row(verdict))
-    contents = ReportContents(report, analysis.libraries, analysis.usage)
-    write_reports(contents, settings.reports, run, anew=anew)
-    return contents
-
-
-def write_results(
-    run: Run,
-    analysis: Analysis,
-    settings: Settings,
-    *,
-    with_plans: bool = True,
-    latest: bool = True,
-    part: str | None = None,
-) -> RunReport:
-    """Write what was found into a run's folder, with its report.
-
-    Args:
-        with_plans, latest: see ``write_run``.
-        part: see ``RunReport``.
-
-    Raises:
-        StoreError: a file can't be written.
-    """
-    files = write_run(run, analysis, with_plans=with_plans, latest=latest)
+    files = write_run(run, analysis, with_plans=failure is None, latest=latest)
     report = build_report(
         analysis,
         settings,
         run_id=run.run_id,
         directory=path_for_people(run.folder),
         files=(*files, run.report_file.name),
-        part=part,
     )
     write_record(run.report_file, report, indent=1)
-    return report
+    verdict = prove_by_parts(run, analysis.libraries, parts) if failure is None else None
+    if verdict is not None:
+        report = replace(report, proof=proof_row(verdict))
+    contents = ReportContents(report, analysis.libraries, analysis.usage)
+    write_reports(contents, settings.reports, run, anew=anew)
+    return contents
 
 
 def write_reports(
@@ -207,12 +178,8 @@ def write_reports(
             host=host,
             cpu_proof=None if host is None or verdict is None else verdict.cpu,
         )
-    if ReportFormat.BASELINE in formats:
-        if not contents.libraries:
-            raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")
-        contents = dataclasses.replace(
-            contents, baseline=make_baseline(run.run_id, contents.libraries)
-        )
+    if ReportFormat.BASELINE in formats and not contents.libraries:
+        raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")
     for path, data in render_to_files(contents, options):
         is_file = isinstance(path, Url) or (path.is_file() and not path.is_relative_to("/dev"))
         if is_file or not anew:
@@ -250,7 +217,6 @@ def build_report(
     run_id: str,
     directory: str,
     files: Sequence[str],
-    part: str | None = None,
 ) -> RunReport:
     """Rows, totals and everything a reader must know, the largest libraries first."""
     usage = analysis.usage
@@ -267,7 +233,6 @@ def build_report(
         crossed=(),
         files=tuple(files),
         coverage=tuple(one.coverage for one in analysis.libraries if one.coverage is not None),
-        part=part,
         unchecked=analysis.unchecked,
         watched_bytes=_watched_bytes(analysis),
     )
@@ -293,10 +258,10 @@ def _compared(
     report: RunReport, settings: Settings, usage: Usage, libraries: Sequence[AnalyzedLibrary]
 ) -> RunReport:
     """The report, compared with all limits of the settings, and with the baseline."""
-    comparison = compare_with_baseline(libraries, settings.compare)
-    crossed = tuple(find_crossed(settings, usage, report, libraries, comparison.crossed))
+    growth = compare_with_baseline(report, libraries, settings.compare)
+    crossed = tuple(find_crossed(settings, usage, report, libraries, growth.crossed))
     warnings = tuple(text for text in report.warnings if text not in crossed)
-    return replace(report, crossed=crossed, compared=comparison.lines, warnings=warnings)
+    return replace(report, crossed=crossed, compared=growth.lines, warnings=warnings)
 
 
 def rows_of(libraries: Iterable[AnalyzedLibrary]) -> tuple[LibraryRow, ...]:

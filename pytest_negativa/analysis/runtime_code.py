@@ -16,8 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pytest_negativa.arch import ComputeCapability, ElementKind, SmArch
-from pytest_negativa.gpucode.files import bare_arch
+from pytest_negativa.arch import ComputeCapability, ElementKind
 from pytest_negativa.models.file_kinds import ELF_MAGIC
 from pytest_negativa.models.plan import LocatedLibrary, UseMark
 from pytest_negativa.models.report import RuntimeCode
@@ -33,7 +32,6 @@ class _CacheFile(NamedTuple):
     compiler: str
     path: str
     mtime_ns: int
-    arch: SmArch | None
 
 
 def find_runtime_code(
@@ -70,8 +68,6 @@ def cache_folders(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 class _Finder:
     def __init__(self, usage: Usage) -> None:
         self._usage = usage
-        devices = {ComputeCapability.parse(d.compute_capability) for d in usage.devices}
-        self._archs = tuple(f"sm_{d.major}{d.minor}" for d in sorted(devices))
         self._folders = tuple(cache_folders(os.environ))
         # By run: a combined one has several.
         self._starts: dict[str, int] = {}
@@ -99,7 +95,7 @@ class _Finder:
                 yield self._row([image])
             else:
                 is_new = file.mtime_ns > self._session_start(image.first)
-                yield self._row([image], file.compiler, file.path, is_new=is_new, arch=file.arch)
+                yield self._row([image], file.compiler, file.path, is_new=is_new)
 
     def _compiled_regions(self, library: LocatedLibrary) -> list[UseMark]:
         """The uses of regions in which a device found PTX alone. Without kernels it waits."""
@@ -140,7 +136,6 @@ class _Finder:
         path: str | None = None,
         *,
         is_new: bool = True,
-        arch: SmArch | None = None,
     ) -> RuntimeCode:
         first = min((use.first for use in uses), key=lambda one: one.time_ns)
         return RuntimeCode(
@@ -150,7 +145,6 @@ class _Finder:
             is_new=is_new,
             compiler=compiler,
             file=path,
-            archs=self._archs if arch is None else (str(arch),),
         )
 
 
@@ -173,8 +167,5 @@ def _find_cached(
                     if start < 0 or status.st_size - start not in sizes:
                         continue
                     sha256 = hashlib.sha256(read_regular(path)[start:]).hexdigest()
-                    found.setdefault(
-                        sha256,
-                        _CacheFile(compiler, path, status.st_mtime_ns, bare_arch(head[start:])),
-                    )
+                    found.setdefault(sha256, _CacheFile(compiler, path, status.st_mtime_ns))
     return found

@@ -1,4 +1,4 @@
-"""``negativa combine``: several runs to one; parts that are left out; ``--expect`` counts them."""
+"""``negativa combine``: several runs to one; ``--expect`` counts them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ import click
 
 from pytest_negativa.analysis.combine import (
     RunPart,
-    choose_parts,
     combine_opened,
     copy_traces,
     fetch_parts,
     healed_at,
     read_part,
-    why_partial,
+    refuse_bad,
 )
 from pytest_negativa.cli.common import (
     EXECUTOR,
-    check_usage,
     runs_of,
     settings_of,
 )
-from pytest_negativa.cli.locate import PLAN_OPTIONS, plan_and_report, warn_of_hooks
+from pytest_negativa.cli.trace import PLAN_OPTIONS, plan_and_report, warn_of_hooks
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.pages.gather import combine as combine_pages
-from pytest_negativa.reporting.text import print_warning, printable
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import format_items
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import PathRules
@@ -40,12 +38,7 @@ from pytest_negativa.storage.urls import is_url
 
 
 @click.command()
-@click.argument("runs", nargs=-1, metavar="RUN|URL...")
-@click.option(
-    "--leave-out-bad",
-    is_flag=True,
-    help="Leave out bad and failed runs; fail only if all are.",
-)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN|URL...")
 @click.option(
     "--expect",
     "expected",
@@ -57,7 +50,6 @@ from pytest_negativa.storage.urls import is_url
 @click_options("paths", *PLAN_OPTIONS)
 def combine(
     runs: tuple[str, ...],
-    leave_out_bad: bool,
     expected: int | None,
     executor: str | None,
     **flags: Any,
@@ -69,13 +61,12 @@ def combine(
     run, the same in whatever order they are given. If CPU code was traced in all of them, "negativa
     pages" shows the pages that any of them touched. If each of RUNS is proved, so is the result.
 
-    A result that lacks a bad run can't be locked. Exit status: 0, or 1 if a run is bad, a threshold
-    is crossed or nothing is planned because a run failed.
+    Exit status: 0, or 1 if a run is bad, a threshold is crossed or nothing is planned because a
+    run failed.
     """
     settings = settings_of(flags)
     folder = runs_of(settings)
     names = dict.fromkeys(runs)
-    check_usage((not names, "name the runs to combine"))
     with contextlib.ExitStack() as stack:
         fetched: dict[str, Run | StoreError] = {}
         if any(map(is_url, names)):
@@ -94,21 +85,18 @@ def combine(
         if expected not in (None, count):
             runs_are = format_items(count, "run is", "runs are")
             raise StoreError(f"{runs_are} here, expected {expected}; name the run of each shard")
-        parts, left_out = choose_parts(parts, leave_out_bad=leave_out_bad)
-        _combine(parts, left_out, folder.new_run(), settings, executor)
+        refuse_bad(parts)
+        _combine(parts, folder.new_run(), settings, executor)
 
 
 def _combine(
     parts: Sequence[RunPart],
-    left_out: Sequence[str],
     run: Run,
     settings: Settings,
     executor: str | None,
 ) -> None:
-    """Write a new run of parts, and report it."""
+    """Write a new run of the parts, and report it."""
     paths = PathRules(settings.paths)
-    for line in left_out:
-        print_warning(f"{line}: left out")
     warn_of_hooks([part.run for part in parts])
     healed = healed_at(paths, parts)
     copy_traces(parts, run, paths)
@@ -116,7 +104,6 @@ def _combine(
     combine_pages(run, runs, paths)
     combine_opened(run, runs)
     combine_tests(run, runs)
-    run.mark("partial", why_partial(parts, left_out))
     if not any(part.traces for part in parts):
         run.make_latest()
         click.echo(

@@ -102,13 +102,6 @@ MATCH = click.option(
     multiple=True,
     help="List only kernels whose mangled or demangled name matches.",
 )
-TOP_KERNELS = click.option(
-    "--top",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="N",
-    help="List at most N kernels of each library; 0 lists all.",
-)
 NO_CACHE = click.option("--no-cache", is_flag=True, help="Ignore the cache of library maps.")
 
 

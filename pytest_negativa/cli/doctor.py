@@ -8,7 +8,6 @@ from pytest_negativa.analysis.doctor import machine_facts
 from pytest_negativa.cli.common import answer, as_json_option, runs_of, settings_of
 from pytest_negativa.errors import ExitStatus
 from pytest_negativa.models.base import Listing
-from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 
 
@@ -23,13 +22,12 @@ def doctor(as_json: bool) -> None:
     Exit status: 0, or 1 if GPU code can't be traced here.
     """
     facts = tuple(machine_facts(runs_of(settings_of()).folder))
-    rows = [(fact.name, fact.value) for fact in facts]
     obstacles = [f"- {printable(fact.obstacle)}" for fact in facts if fact.obstacle]
     can = "cannot" if obstacles else "can"
     answer(
         Listing(rows=facts),
         (
-            format_table("ll", ("what", "found"), rows, names=(1,), fold=True),
+            "\n".join(printable(f"{fact.name}: {fact.value}") for fact in facts),
             "\n".join((f"GPU code {can} be traced here", *obstacles)),
         ),
         as_json=as_json,

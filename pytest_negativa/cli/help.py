@@ -1,4 +1,4 @@
-"""``negativa help``: pages of the documentation on the terminal, or the help of a command."""
+"""``negativa help`` and ``schema``: pages of the documentation, help of commands, JSON Schemas."""
 
 from __future__ import annotations
 
@@ -55,3 +55,23 @@ def _pages() -> list[Path]:
     for part in ("guides", "explanation"):
         pages += sorted((docs / part).iterdir())
     return pages
+
+
+@click.command()
+@click.argument("name", required=False)
+def schema(name: str | None) -> None:
+    """Print the JSON Schema of a file or output format.
+
+    Without NAME, list the names.
+    """
+    from pytest_negativa.storage.schema import SCHEMA_NAMES, schema_text
+
+    if name is None:
+        click.echo("\n".join(SCHEMA_NAMES))
+    elif name in SCHEMA_NAMES:
+        click.echo(schema_text(name), nl=False)
+    else:
+        hint = did_you_mean(name, SCHEMA_NAMES)
+        raise click.BadParameter(
+            f"{name!r} is none of {', '.join(SCHEMA_NAMES)}{hint}", param_hint="NAME"
+        )

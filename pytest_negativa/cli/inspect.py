@@ -68,10 +68,11 @@ _ROWS = 20
 @click.option("--kernels", is_flag=True, help="List the kernels by mangled name.")
 @MATCH
 @click.option(
-    "--top", type=click.IntRange(min=0), metavar="N",
-    help="List at most N kernels, or N rows of each table; 0 lists all.",
-)  # fmt: skip
-@click.option("--demangle", is_flag=True, help="List kernels by C++ signature instead.")
+    "--top",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="List at most N rows of each table of --packages; 0 lists all.",
+)
 @click.option("--elements", is_flag=True, help="List every element by file offset.")
 @click.option("--headers-only", is_flag=True, help="Read headers alone: fast, but no kernels.")
 @click.option("--packages", is_flag=True, help="Show a file tree or an image by package.")
@@ -95,7 +96,6 @@ def inspect(
     kernels: bool,
     globs: tuple[str, ...],
     top: int | None,
-    demangle: bool,
     elements: bool,
     headers_only: bool,
     packages: bool,
@@ -114,8 +114,7 @@ def inspect(
     bitcode file, an object file or a static archive. In folders, archives and distributions, all
     such files are found by their first bytes.
 
-    --match, --top and --demangle shape the list of --kernels; --top also the tables of --packages.
-    With --json, the list has all kernels.
+    --match shapes the list of --kernels; with --json, the list has all kernels.
 
     With --packages, --run or --lock, the tables are by package, and show what a suite needs. PATH
     is one file tree: the root of an unpacked image, an environment of Python or conda, or an
@@ -166,8 +165,8 @@ def inspect(
             "--kernels needs the code unpacked, so not with --headers-only",
         ),
         (
-            (globs or top or demangle) and not kernels,
-            "--match and --demangle go with --kernels; --top with --kernels or --packages",
+            (globs and not kernels) or top is not None,
+            "--match goes with --kernels, --top with --packages, --run or --lock",
         ),
     )
     has_gates = bool(required) or max_dead is not None
@@ -177,8 +176,6 @@ def inspect(
         elements=elements,
         headers_only=headers_only or (has_gates and not kernels),
         globs=globs,
-        top=top or 0,
-        demangled=demangle,
         required=required,
     )
     cache = None if no_cache else open_cache(settings_of().cache_dir)

@@ -41,7 +41,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Trace": {
         "debloat": ("trace", "Trace COMMAND, report its unused GPU code; slim removes it."),
         "trace": ("trace", "Run COMMAND and record the GPU code that it uses."),
-        "locate": ("locate", "Find the unused GPU code of a traced run."),
+        "locate": ("trace", "Find the unused GPU code of a traced run."),
         "combine": ("combine", "Find the GPU code that none of several RUNS used."),
     },
     "Ask a run": {
@@ -66,7 +66,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "reconstruct": ("verify", "Write copies of libraries without their unused GPU code."),
         "push": ("runs", "Send a run to a URL."),
         "fetch": ("runs", "Fetch runs from URLs."),
-        "schema": ("schema", "Print the JSON Schema of a file or output format."),
+        "schema": ("help", "Print the JSON Schema of a file or output format."),
     },
 }
 """By group and name: the module of ``cli`` that has the command, and what ``negativa --help`` says.

@@ -1,4 +1,4 @@
-"""``negativa runs`` (states, --delete, --keep, --delete-copies), ``push`` and ``fetch``."""
+"""``negativa runs`` (states, --delete, --keep), ``push`` and ``fetch``."""
 
 from __future__ import annotations
 
@@ -31,22 +31,20 @@ from pytest_negativa.tracing.trace_files import TraceReader, require_ended
 @click.command()
 @click.option("--delete", "doomed", multiple=True, metavar="RUN", help="Delete this run.")
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Delete all but N runs.")
-@click.option("--delete-copies", "copies", is_flag=True, help="Delete the copies of libraries.")
 @as_json_option("runs")
-def runs(doomed: tuple[str, ...], keep: int | None, copies: bool, as_json: bool) -> None:
+def runs(doomed: tuple[str, ...], keep: int | None, as_json: bool) -> None:
     """List the traced runs, the newest first, or delete some.
 
-    RUN is an id that the list has, or a folder. --keep N keeps the newest N. A run or copies in use
-    stay. Verify a run again, and the copies are written anew.
+    RUN is an id that the list has, or a folder. --keep N keeps the newest N. A run in use stays.
 
     Exit status: 0, or 1 if a run could not be deleted.
     """
     folder = runs_of(settings_of())
-    if not doomed and keep is None and not copies:
+    if not doomed and keep is None:
         _list(folder, as_json=as_json)
         return
-    check_usage((as_json, "--json lists the runs: leave out --delete, --keep and --delete-copies"))
-    _delete(folder, doomed, keep, copies=copies)
+    check_usage((as_json, "--json lists the runs: leave out --delete and --keep"))
+    _delete(folder, doomed, keep)
 
 
 def _list(folder: RunsFolder, *, as_json: bool) -> None:
@@ -72,7 +70,9 @@ def _list(folder: RunsFolder, *, as_json: bool) -> None:
             format_table("lllr", ("run", "", "state", "size"), rows, drop=(3, 1), names=())
         ]
     if folder.copies.is_dir():
-        paragraphs.append(f"copies of libraries: {format_bytes(_size(folder.copies))}")
+        paragraphs.append(
+            printable(f"{folder.copies}: copies of libraries, {format_bytes(_size(folder.copies))}")
+        )
     answer(
         listing,
         paragraphs,
@@ -81,7 +81,7 @@ def _list(folder: RunsFolder, *, as_json: bool) -> None:
     )
 
 
-def _delete(folder: RunsFolder, names: tuple[str, ...], keep: int | None, *, copies: bool) -> None:
+def _delete(folder: RunsFolder, names: tuple[str, ...], keep: int | None) -> None:
     doomed: list[Run] = []
     for name in names:
         if is_url(name):
@@ -93,20 +93,11 @@ def _delete(folder: RunsFolder, names: tuple[str, ...], keep: int | None, *, cop
             doomed.append(run)
     if keep is not None:
         doomed += [run for run in folder.runs() if run not in doomed][keep:]
-    if not doomed and not copies:
+    if not doomed:
         click.echo("no run to delete")
     for run in doomed:
         run.delete()
         click.echo(printable(f"deleted {run}"))
-    if copies:
-        # Nothing else of this module needs what writes libraries.
-        from pytest_negativa.rewriting.reconstruct import reconstruct
-
-        if folder.copies.is_symlink() or (folder.copies.exists() and not folder.copies.is_dir()):
-            raise OptionError(f"{folder.copies}: no folder of ours; remove it yourself")
-        if folder.copies.is_dir():
-            reconstruct((), folder.copies)
-        click.echo(printable(f"no copies are left in {folder.copies}"))
 
 
 def _state(run: Run) -> str:
@@ -124,7 +115,6 @@ def _readable_state(run: Run) -> str:
     for word, reason in (
         ("failed", run.failure),
         ("incomplete", run.incomplete_reason),
-        ("partial", run.partial_reason),
     ):
         if reason is not None:
             return f"{word}: {reason}"

@@ -1,4 +1,4 @@
-"""``negativa kernels`` (--jit), ``tests`` (--similar) and ``needs``: by which tests."""
+"""``negativa kernels``, ``tests`` (--similar) and ``needs``: by which tests."""
 
 from __future__ import annotations
 
@@ -12,19 +12,15 @@ from typing import Any, TypeVar
 import click
 
 from pytest_negativa.analysis.analyze import analyze
-from pytest_negativa.analysis.report import write_results
 from pytest_negativa.cli.common import (
     MATCH,
-    TOP_KERNELS,
     answer,
     as_json_option,
     check_usage,
     encode_json,
-    runs_of,
     say_next,
     settings_and_run,
 )
-from pytest_negativa.cli.locate import warn_of_hooks
 from pytest_negativa.errors import OptionError, StoreError
 from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.base import Listing
@@ -46,28 +42,24 @@ from pytest_negativa.planning.by_tests import (
     kernel_runs,
     kernels_of_tests,
     launches_by_range,
-    resolve_nodeids,
     select_tests,
     usage_of_tests,
 )
 from pytest_negativa.reporting.listings import (
     render_kernels,
     render_needs,
-    render_runtime,
     render_tests,
     similarity_table,
     total_of,
 )
 from pytest_negativa.reporting.text import printable
-from pytest_negativa.reporting.units import and_more, format_items
+from pytest_negativa.reporting.units import and_more
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.settings.globs import GlobSet, LibraryNames, matches, matches_library
-from pytest_negativa.storage.outcomes import copy_outcomes
 from pytest_negativa.storage.results import (
     load_healed,
     load_opened,
     load_plans,
-    load_report,
     load_tests,
     load_usage,
 )
@@ -94,7 +86,6 @@ _BUILT_IN_MARKERS = frozenset(
 
 @click.command()
 @click.option("--used", is_flag=True, help="List the used kernels, with the first test of each.")
-@click.option("--jit", is_flag=True, help="List what was compiled at run time, or cached then.")
 @click.option(
     "--library",
     "glob",
@@ -104,16 +95,13 @@ _BUILT_IN_MARKERS = frozenset(
 )
 @MATCH
 @click.option("--test", metavar="GLOB", help="List only kernels that such tests ran.")
-@TOP_KERNELS
 @as_json_option("kernels")
 @click_options("run")
 def kernels(
     used: bool,
-    jit: bool,
     glob: str,
     globs: tuple[str, ...],
     test: str | None,
-    top: int,
     as_json: bool,
     **flags: Any,
 ) -> None:
@@ -121,22 +109,8 @@ def kernels(
 
     The list covers the kernels that the run's devices could load. The run must have a plan.
     --test lists what tests launched if the trace is of level launch, else what they used first.
-    --jit lists what compilers made at run time (Triton, NVRTC, the driver), and what came from
-    their caches, with file, arch and kernels: this can be built ahead. Its --json has the schema
-    runtime.
     """
     _settings, run = settings_and_run(flags)
-    check_usage(
-        (
-            jit and (used or glob != "*" or globs or test is not None),
-            "--jit goes without --used, --library, --match and --test",
-        )
-    )
-    if jit:
-        rows = load_report(run).runtime
-        table = _first(rows, top, render_runtime, "rows")
-        answer(_listing(run, rows, "runtime"), table, as_json=as_json, then=run)
-        return
     plans = _plans_of(run, glob)
     listed = "used" if used else "unused"
     runs: Mapping[str, KernelRun] | None = None
@@ -149,9 +123,9 @@ def kernels(
             )
         listed = f"{'run' if usage.launches else 'used first'} by {test}"
     wanted = GlobSet(globs)
-    libraries = (_list(plan, runs, wanted, top, used=used) for plan in plans)
+    libraries = (_list(plan, runs, wanted, used=used) for plan in plans)
     # A test uses few of many libraries.
-    listing = _listing(run, tuple(one for one in libraries if one.found or test is None), listed)
+    listing = _listing(run, tuple(one for one in libraries if one.kernels or test is None), listed)
     lines = render_kernels(listing.rows, listed)
     if as_json:
         click.echo(encode_json(listing), nl=False)
@@ -180,7 +154,6 @@ def _list(
     plan: LibraryPlan,
     runs: Mapping[str, KernelRun] | None,
     wanted: GlobSet,
-    top: int,
     *,
     used: bool,
 ) -> LibraryKernels:
@@ -197,8 +170,7 @@ def _list(
         path=plan.library.path,
         total=len(plan.used_kernels) + len(plan.unused_kernels),
         listed=len(listed),
-        found=len(found),
-        kernels=tuple(found[: top or None]),
+        kernels=tuple(found),
     )
 
 
@@ -220,7 +192,6 @@ def _listed(
 
 @click.command()
 @click.option("--kernel", "glob", metavar="GLOB", help="List only tests that ran such a kernel.")
-@click.option("--test", "test_glob", metavar="GLOB", help="List only tests whose node id matches.")
 @click.option(
     "--similar",
     type=click.Choice(["test", "module", "marker"]),
@@ -230,7 +201,6 @@ def _listed(
 @click_options("run", "reports.top")
 def tests(
     glob: str | None,
-    test_glob: str | None,
     similar: str | None,
     as_json: bool,
     **flags: Any,
@@ -255,17 +225,12 @@ def tests(
         answer(_listing(run, tuple(pairs), similar), table, as_json=as_json, then=run)
         return
     usage = _usage_of(run)
-    listed = _list_tests(run, usage, glob, test_glob)
+    listed = _list_tests(run, usage, glob)
     paragraphs = [*_first(listed, top, render_tests, "tests")]
-    kernels = (kernel for one in listed for part in one.by_range for kernel in part.kernels)
-    if not usage.launches:
+    if any(k.launches is None for one in listed for part in one.by_range for k in part.kernels):
         paragraphs.append(
-            f"A test is listed with the kernels that it looked up first; {_HOW_TO_TRACE} for all."
-        )
-    elif any(kernel.launches is None for kernel in kernels):
-        paragraphs.append(
-            "Some processes counted no launches: their kernels are listed with the test that "
-            "looked them up first."
+            "A process that counted no launches has its kernels listed with the test that looked "
+            f"them up first; {_HOW_TO_TRACE} for all."
         )
     answer(_listing(run, listed), paragraphs, as_json=as_json, then=run)
 
@@ -282,22 +247,14 @@ def _first(
     yield "\n".join((render(rows[: top or None]), *more))
 
 
-def _list_tests(
-    run: Run, usage: Usage, glob: str | None, test_glob: str | None
-) -> tuple[ListedTest, ...]:
+def _list_tests(run: Run, usage: Usage, glob: str | None) -> tuple[ListedTest, ...]:
     """The kernels that match and that each test ran; the most kernels first."""
     by_test = launches_by_range(usage)
     names = {name for ranges in by_test.values() for runs in ranges.values() for name in runs}
     wanted = _wanted(glob, names)
     libraries = _libraries(run)
-    tests = [test for test in by_test if test_glob is None or matches(test_glob, test)]
-    if not tests and test_glob is not None:
-        raise click.BadParameter(
-            f"{test_glob!r} matches no test that used the GPU; negativa tests lists those",
-            param_hint="--test",
-        )
     listed = []
-    for test, of_test in ((test, by_test[test]) for test in tests):
+    for test, of_test in by_test.items():
         ranges = [
             LaunchRange(ranges=around, kernels=found)
             for around, runs in of_test.items()
@@ -383,23 +340,20 @@ def _compare(run: Run, groups: Mapping[str, Sequence[str]], glob: str | None) ->
 @click.argument("nodeids", nargs=-1, metavar="[NODEID]...")
 @click.option("-m", "markers", metavar="EXPR", help="Take only tests whose markers match.")
 @click.option("-k", "keywords", metavar="EXPR", help="Take only tests whose names match.")
-@click.option("--plan", "write", is_flag=True, help="Write a plan for these tests: a new run.")
 @as_json_option("needs")
 @click_options("run")
 def needs(
     nodeids: tuple[str, ...],
     markers: str | None,
     keywords: str | None,
-    write: bool,
     as_json: bool,
     **flags: Any,
 ) -> None:
     """Show the GPU code that a part of the tests needs alone.
 
     The tests don't run again: the run must be a trace at level launch. NODEID is a test, or a
-    class, file or folder of tests. What belongs to no test counts for every test: imports, shared
-    fixtures, variables, child processes. --plan writes a plan; verify it with the same selection.
-    The plan of a failed run is marked as failed, too.
+    class, file or folder of tests, as pytest prints it. What belongs to no test counts for every
+    test: imports, shared fixtures, variables, child processes.
 
     Exit status: 0, or 1 if the run can't be read or has counted no launches.
     """
@@ -409,14 +363,7 @@ def needs(
     # Nothing tells which test opened a file that is GPU code.
     plans = tuple(plan for plan in load_plans(run) if not plan.is_files)
     recorded = _recorded_tests(run)
-    if write and not run.outcomes_file.exists():
-        raise StoreError(
-            f"{run}: --plan takes the run of one session: nothing proves a plan for tests of "
-            "several"
-        )
-    root = Path(usage.processes[0].header.root)
-    wanted = resolve_nodeids(nodeids, recorded, root=root, cwd=Path.cwd())
-    chosen = select_tests(recorded, markers=markers, keywords=keywords, nodeids=wanted)
+    chosen = select_tests(recorded, markers=markers, keywords=keywords, nodeids=nodeids)
     names = {test.nodeid for test in chosen}
     part = analyze(
         usage_of_tests(usage, names),
@@ -424,29 +371,19 @@ def needs(
         healed=load_healed(run),
         watched=load_opened(run),
     )
-    new = runs_of(settings).new_run() if write else None
     listing = NeedList(
         run_id=run.run_id,
         chosen=len(chosen),
         tests=len(recorded),
         all_tests=sum(plan.kept_bytes for plan in plans),
         libraries=_needed([one.plan for one in part.libraries if not one.plan.is_files], plans),
-        plan=None if new is None else str(new),
     )
-    then: Run | str = "the same command with --plan" if usage.replay is None else run
-    if new is not None:
-        warn_of_hooks([run])
-        selected = [
-            *nodeids,
-            *(("-m", markers) if markers else ()),
-            *(("-k", keywords) if keywords else ()),
-        ]
-        of_tests = (
-            f"{len(chosen):,} of {format_items(len(recorded), 'test', 'tests')} of {run.run_id}"
-        )
-        write_results(new, part, settings, part=of_tests)
-        copy_outcomes(run.outcomes_file, new.outcomes_file, names)
-        then = shlex.join(["pytest", "--negativa-verify", f"--negativa-run={new}", *selected])
+    selected = [
+        *nodeids,
+        *(("-m", markers) if markers else ()),
+        *(("-k", keywords) if keywords else ()),
+    ]
+    then = run if usage.replay else shlex.join(["pytest", "--negativa", *selected])
     answer(listing, render_needs(listing), as_json=as_json, then=then)
 
 

@@ -17,6 +17,7 @@ from pytest_negativa.cli.common import (
     say_next,
     settings_and_run,
 )
+from pytest_negativa.errors import ExitStatus
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.text import printable
@@ -104,7 +105,8 @@ def verify(command: tuple[str, ...], **flags: Any) -> None:
         is_pytest=False,
     )
     status = run_supervisor(
-        lambda: verify_program(program, settings, run, lambda run: report_verified(run, settings))
+        lambda: verify_program(program, settings, run, lambda run: report_verified(run, settings)),
+        ExitStatus.USAGE,
     )
     if status == 0 and run.plan_files():
         fail_for_limits(crossed_limits(run, settings))

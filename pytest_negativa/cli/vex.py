@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import os
 import time
@@ -13,10 +12,7 @@ import click
 from pytest_negativa.analysis.vex import SearchedLibraries, load_vulnerabilities, make_document
 from pytest_negativa.cli.common import EXISTING, PathOrUrl, active_paths, encode_json
 from pytest_negativa.errors import OptionError, StoreError
-from pytest_negativa.images.archive_kinds import is_package
-from pytest_negativa.images.layers import is_container
 from pytest_negativa.reporting.text import print_warning
-from pytest_negativa.slimming.package import unpacked_package
 from pytest_negativa.storage.urls import Url
 from pytest_negativa.storage.user_files import STDOUT, write_output
 
@@ -52,9 +48,8 @@ def vex(
     """State which code of vulnerabilities slimmed libraries lack.
 
     FILE lists vulnerabilities, such as CVEs, with the kernels and functions in which they lie. PATH
-    is a folder, a library, a wheel or a conda package; by default, the active environment. A
-    package is unpacked into a temporary folder; unpack another archive first. The result is an
-    OpenVEX document. A library that lacks all of the code is not_affected, because of
+    is a folder or a library; by default, the active environment. Unpack an archive first. The
+    result is an OpenVEX document. A library that lacks all of the code is not_affected, because of
     vulnerable_code_not_present. Any other library of the list is under_investigation: what is not
     slimmed, has a spare in reach, or can't be told.
 
@@ -65,37 +60,16 @@ def vex(
     """
     listed = load_vulnerabilities(vulnerabilities).vulnerabilities
     findings = []
-    with contextlib.ExitStack() as stack:
-        libraries = SearchedLibraries(
-            [_folder_or_file(path, stack) for path in paths or active_paths()],
-            [_folder_or_file(path, stack) for path in originals],
-        )
-        for one in listed:
-            found, missing = tuple(libraries.find(one)), libraries.missing(one)
-            findings.append((one, found, not missing))
-            for glob in missing:
-                print_warning(f"{one.name}: no library here is {glob}; nothing is stated of it")
+    libraries = SearchedLibraries(paths or active_paths(), originals)
+    for one in listed:
+        found, missing = tuple(libraries.find(one)), libraries.missing(one)
+        findings.append((one, found, not missing))
+        for glob in missing:
+            print_warning(f"{one.name}: no library here is {glob}; nothing is stated of it")
     if not any(found for _, found, _ in findings):
         raise StoreError(f"{vulnerabilities}: none of the libraries is here")
     document = make_document(findings, author=author, timestamp=_timestamp(), product=product)
     write_output(output, encode_json(document))
-
-
-def _folder_or_file(path: Path, stack: contextlib.ExitStack) -> Path:
-    """The path, or the folder that a package is unpacked into until the stack is closed.
-
-    Raises:
-        OptionError: it is another archive.
-        NegativaError: the package can't be read or unpacked.
-    """
-    if is_package(path) and path.is_file():
-        return stack.enter_context(unpacked_package(path))[0]
-    if is_container(path):
-        raise OptionError(
-            f"{path}: vex reads no archive but wheels and conda packages; unpack it, and name "
-            "the folder"
-        )
-    return path
 
 
 def _timestamp() -> str:

@@ -10,7 +10,6 @@ from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.pages import HostUsage
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.report import RunReport, RuntimeCode
-from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.models.trace import Usage
 from pytest_negativa.models.verdict import CpuProof
 
@@ -63,7 +62,6 @@ class ReportContents:
         tests: how the run's tests ended; empty if no pytest session ran.
         history: the reports of the saved runs, the oldest first.
         host: what the run touched of CPU code; None if that was not traced.
-        baseline: the figures that later runs are compared with.
         cpu_proof: the last verdict on its CPU code; None without one.
         next_command: what a user types next; None if nobody asked.
     """
@@ -74,6 +72,5 @@ class ReportContents:
     tests: tuple[TestResult, ...] = ()
     history: tuple[RunReport, ...] = ()
     host: HostUsage | None = None
-    baseline: Snapshot | None = None
     cpu_proof: CpuProof | None = None
     next_command: str | None = None

@@ -35,14 +35,12 @@ class LibraryKernels(Record, frozen=True, kw_only=True):
         path: real path.
         total: how many there are.
         listed: how many of them are of the kind that is listed, such as unused.
-        found: how many of these match the globs that are asked for.
-        kernels: the first of these, or all.
+        kernels: those of them that match the globs that are asked for.
     """
 
     path: str
     total: NonNegative
     listed: NonNegative
-    found: NonNegative
     kernels: tuple[ListedKernel, ...]
 
 
@@ -152,7 +150,6 @@ class NeedList(Versioned, Record, frozen=True, kw_only=True):
         tests: how many the run has.
         all_tests: bytes that all tests need.
         libraries: those that the chosen tests need most of come first.
-        plan: the folder of the plan for these tests (``--plan``); None without one.
     """
 
     run_id: str
@@ -160,7 +157,6 @@ class NeedList(Versioned, Record, frozen=True, kw_only=True):
     tests: NonNegative
     all_tests: NonNegative
     libraries: tuple[NeededLibrary, ...]
-    plan: str | None = None
 
 
 class CodeKind(str, enum.Enum):

@@ -121,7 +121,6 @@ class RuntimeCode(Record, frozen=True, kw_only=True):
             None if that is unknown, as for code that NVRTC compiled.
         file: the file that holds it, or the library or file with its PTX; None if it was found in
             memory alone.
-        archs: of the code if a file tells it, else those of the run's devices.
     """
 
     kernels: tuple[str, ...]
@@ -130,7 +129,6 @@ class RuntimeCode(Record, frozen=True, kw_only=True):
     is_new: bool
     compiler: str | None
     file: str | None
-    archs: tuple[str, ...]
 
 
 class RunReport(Versioned, Record, frozen=True, kw_only=True):
@@ -151,7 +149,6 @@ class RunReport(Versioned, Record, frozen=True, kw_only=True):
         proof: the last verdict; None if the run was never verified.
         coverage: the kernels of the project's own libraries, with the tests that ran each.
         compared: what changed since the baseline; empty without one.
-        part: which part of the tests the plan is for, in words; None: for all that ran.
         unchecked: why limits check less than the settings ask for; any limit is then crossed.
         watched_bytes: unused bytes that each process watched, and none read.
     """
@@ -170,7 +167,6 @@ class RunReport(Versioned, Record, frozen=True, kw_only=True):
     coverage: tuple[LibraryCoverage, ...] = ()
     proof: ProofRow | None = None
     compared: tuple[str, ...] = ()
-    part: str | None = None
     unchecked: tuple[str, ...] = ()
     watched_bytes: int = 0
 

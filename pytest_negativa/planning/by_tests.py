@@ -7,10 +7,8 @@ Recorded tests are selected as pytest's ``-m``, ``-k`` and node ids would.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -263,40 +261,8 @@ def select_tests(
     return found
 
 
-def resolve_nodeids(
-    nodeids: Iterable[str], tests: Sequence[TestResult], *, root: Path, cwd: Path
-) -> tuple[str, ...]:
-    """Node ids by paths as pytest takes them: absolute, or relative to the current folder.
-
-    A node id that is relative to the root already is not changed.
-
-    Args:
-        nodeids: as they were typed.
-        tests: as recorded.
-        root: pytest's root folder in the traced run.
-        cwd: the current folder, without links.
-    """
-
-    def resolve(typed: str) -> str:
-        path, separator, rest = typed.partition("::")
-        given = os.path.normpath(cwd / path)
-        relative = [os.path.relpath(given, folder) for folder in (root, root.resolve())]
-        # The folder "." is the current one alone.
-        as_printed = os.path.normpath(path)
-        if as_printed != ".":
-            relative.append(as_printed)
-        for found in (f"{one}{separator}{rest}" for one in relative):
-            if any(_is_in(test.nodeid, found) for test in tests):
-                return found
-        return typed if as_printed != "." else given
-
-    return tuple(map(resolve, nodeids))
-
-
 def _is_in(nodeid: str, wanted: str) -> bool:
     wanted = wanted.rstrip("/")
-    if wanted == ".":
-        return True
     rest = nodeid.removeprefix(wanted)
     return nodeid == wanted or (rest != nodeid and rest.startswith(("::", "/", "[")))
 

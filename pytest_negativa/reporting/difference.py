@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Iterator, Sequence
+from operator import attrgetter, itemgetter
 
 from pytest_negativa.gpucode.demangle import demangle
+from pytest_negativa.models.difference import Change, Difference, LibraryChange
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.sizes import format_bytes
-from pytest_negativa.models.snapshot import (
-    Change,
-    CodeChange,
-    KernelChanges,
-    LibraryChange,
-    SnapshotDifference,
-)
 from pytest_negativa.planning.by_tests import split_signature
 from pytest_negativa.reporting.tables import first_rows, format_table
 from pytest_negativa.reporting.text import itemize, printable
 from pytest_negativa.reporting.units import format_growth, format_items
 
 _REASONS = {UnusedReason.WRONG_ARCH.value: "for other GPUs"}
-_KERNELS: tuple[tuple[str, Callable[[KernelChanges], Sequence[str]]], ...] = (
-    ("appeared", lambda one: one.appeared),
-    ("went", lambda one: one.went),
-    ("newly used", lambda one: one.newly_used),
-    ("newly unused", lambda one: one.newly_unused),
-)
+_KERNELS = ("appeared", "went", "newly_used", "newly_unused")
+_Part = tuple[str, str, Change]  # the name of its library, arch or reason, bytes
 
 
 def template_of(name: str) -> str:
@@ -35,7 +25,7 @@ def template_of(name: str) -> str:
     return "::".join(filter(None, split_signature(demangle(name))))
 
 
-def render_difference(difference: SnapshotDifference, top: int) -> Iterator[str]:
+def render_difference(difference: Difference, top: int) -> Iterator[str]:
     """The difference, a paragraph at a time.
 
     Args:
@@ -63,25 +53,28 @@ def render_difference(difference: SnapshotDifference, top: int) -> Iterator[str]
         drop=(5, 1, 6, 2, 3),
         drop_empty=True,
     )
-    if difference.code:
+    parts = [(one.name, part, change) for one in libraries for part, change in one.parts.items()]
+    if parts:
+        parts.sort(key=lambda part: (-abs(part[2].growth), part[:2]))
         yield format_table(
-            "lllrrr",
-            ("what changed", "code", "reason", "before", "after", "change"),
-            first_rows(difference.code, top, attrgetter("library"), _code_cells),
-            drop=(3, 4, 2),
-            drop_empty=True,
+            "llrrr",
+            ("what changed", "code", "before", "after", "change"),
+            first_rows(parts, top, itemgetter(0), _part_cells),
+            drop=(2, 3),
         )
-    for word, names_of in _KERNELS:
+    for kind in _KERNELS:
         counts = Counter(
-            (one.library, template_of(name)) for one in difference.kernels for name in names_of(one)
+            (one.name, template_of(kernel))
+            for one in libraries
+            for kernel in getattr(one, kind) or ()
         )
         # The most instantiations first.
         lines = (
             f"{library}: {template}" + ("" if count == 1 else f"  ({count:,} instantiations)")
             for (library, template), count in sorted(counts.items(), key=lambda i: (-i[1], i[0]))
         )
-        title = f"{format_items(counts.total(), 'kernel', 'kernels')} {word}:"
-        yield from itemize(title, lines, most=top)
+        count = format_items(counts.total(), "kernel", "kernels")
+        yield from itemize(f"{count} {kind.replace('_', ' ')}:", lines, most=top)
 
 
 def _library_cells(name: str, some: Sequence[LibraryChange]) -> list[str]:
@@ -96,10 +89,9 @@ def _library_cells(name: str, some: Sequence[LibraryChange]) -> list[str]:
     ]
 
 
-def _code_cells(name: str, some: Sequence[CodeChange]) -> list[str]:
-    arch, reason = (some[0].arch, some[0].reason) if len(some) == 1 else (None, None)
-    reason = _REASONS.get(reason or "", reason or "")
-    return [name, arch or "", reason, *_cells(Change.total(one.bytes for one in some))]
+def _part_cells(name: str, some: Sequence[_Part]) -> list[str]:
+    code = _REASONS.get(some[0][1], some[0][1]) if len(some) == 1 else ""
+    return [name, code, *_cells(Change.total(change for *_, change in some))]
 
 
 def _cells(change: Change) -> list[str]:

@@ -14,6 +14,7 @@ import msgspec
 
 from pytest_negativa.models.analysis import ReportContents
 from pytest_negativa.models.settings import ReportFormat, Reports
+from pytest_negativa.planning.difference import make_baseline
 from pytest_negativa.reporting.coverage import render_missing
 from pytest_negativa.reporting.coverage_files import (
     SourceFile,
@@ -65,7 +66,7 @@ _TO_FILE: Mapping[ReportFormat, Callable[[ReportContents], bytes]] = {
     ReportFormat.JSON: lambda contents: _json(contents.report),
     ReportFormat.MARKDOWN: lambda contents: render_markdown(contents.report).encode(),
     ReportFormat.HTML: render_html,
-    ReportFormat.BASELINE: lambda contents: _json(contents.baseline),
+    ReportFormat.BASELINE: lambda contents: _json(make_baseline(contents.report)),
 }
 _OF_COVERAGE: Mapping[ReportFormat, Callable[[Sequence[SourceFile]], bytes]] = {
     ReportFormat.LCOV: lambda files: render_lcov(files).encode(),

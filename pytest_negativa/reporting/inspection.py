@@ -14,7 +14,7 @@ from pytest_negativa.models.file_kinds import FileKind
 from pytest_negativa.models.library import LibraryMap, Ptx, Removed
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.summary import CodeRow, LibrarySummary, LoadableCode
-from pytest_negativa.planning.snapshot import short_names
+from pytest_negativa.planning.difference import short_names
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import (
@@ -246,9 +246,7 @@ def element_table(
     return format_table("rrlllrrrll", headers, rows, drop=(1, 6, 4, 7, 9, 2), names=())
 
 
-def kernel_lines(
-    library_map: LibraryMap, globs: Sequence[str] = (), top: int = 0, *, demangled: bool = False
-) -> Iterator[str]:
+def kernel_lines(library_map: LibraryMap, globs: Sequence[str] = ()) -> Iterator[str]:
     """The kernels that were read, sorted by mangled name, with their archs and code sizes.
 
     Several regions may have a kernel of one name (a template compiled twice): each size is told.
@@ -256,8 +254,6 @@ def kernel_lines(
     Args:
         library_map: of the library.
         globs: of which one must match the mangled or demangled name; empty for all.
-        top: how many kernels are listed; 0 for all.
-        demangled: show C++ signatures.
     """
     wanted = GlobSet(globs)
     found: dict[str, dict[str, None]] = defaultdict(dict)
@@ -269,9 +265,8 @@ def kernel_lines(
     names = sorted(name for name in found if not globs or wanted.match(name, demangle(name)))
     if globs and not names:
         yield f"0 of {len(found):,} kernels match"
-    for name in names[: top or None]:
-        yield f"{printable(demangle(name) if demangled else name)}  [{', '.join(found[name])}]"
-    yield from and_more(len(names), top)
+    for name in names:
+        yield f"{printable(name)}  [{', '.join(found[name])}]"
 
 
 def _arch_text(arch: SmArch) -> str:

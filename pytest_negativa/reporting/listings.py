@@ -1,11 +1,10 @@
-"""``negativa kernels`` (also ``--jit``), ``tests`` and ``needs`` as text."""
+"""``negativa kernels``, ``tests`` and ``needs`` as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.listing import (
     LibraryKernels,
     ListedKernel,
@@ -13,15 +12,12 @@ from pytest_negativa.models.listing import (
     NeedList,
     SimilarPair,
 )
-from pytest_negativa.models.report import RuntimeCode
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.reporting.tables import format_table
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import (
-    and_more,
     format_count,
     format_items,
-    format_names,
     format_share,
     format_time,
 )
@@ -33,14 +29,14 @@ def render_kernels(libraries: Iterable[LibraryKernels], listed: str) -> Iterator
         yield f"{printable(library.path)}: {_headline(library, printable(listed))}"
         for kernel in library.kernels:
             yield from _lines(kernel)
-        yield from and_more(library.found, len(library.kernels), "  and {} more")
 
 
 def _headline(library: LibraryKernels, kind: str) -> str:
-    if library.found == library.listed:
-        return f"{library.found:,} of {library.total:,} kernels {kind}"
+    found = len(library.kernels)
+    if found == library.listed:
+        return f"{found:,} of {library.total:,} kernels {kind}"
     kernels = f"{kind} kernels" if kind in ("used", "unused") else f"kernels {kind}"
-    return f"{library.found:,} of {library.listed:,} {kernels} match"
+    return f"{found:,} of {library.listed:,} {kernels} match"
 
 
 def _lines(kernel: ListedKernel) -> Iterator[str]:
@@ -77,29 +73,6 @@ def similarity_table(compared: str, pairs: Sequence[SimilarPair]) -> str:
     )
 
 
-def render_runtime(rows: Sequence[RuntimeCode]) -> str:
-    """A table with a row for each module that was compiled, or came from a cache."""
-    cells = [
-        (
-            format_names([demangle(name) for name in one.kernels], 1),
-            ", ".join(one.archs),
-            "compiled" if one.is_new else "from a cache",
-            one.compiler or "unknown",
-            f"{one.seconds:.1f} s",
-            one.first,
-            one.file or "-",
-        )
-        for one in rows
-    ]
-    return format_table(
-        "llllrll",
-        ("kernels", "arch", "", "compiler", "after", "first used in", "file"),
-        cells,
-        drop=(4, 1, 6),
-        names=(0, 5, 6),
-    )
-
-
 def total_of(kernels: Sequence[ListedKernel]) -> tuple[int | None, int | None]:
     """Launches and GPU time in ns; None for what no kernel tells."""
     launches = [kernel.launches for kernel in kernels if kernel.launches is not None]
@@ -133,5 +106,3 @@ def render_needs(needs: NeedList) -> Iterator[str]:
         rows,
         drop=(5, 4, 1, 2),
     )
-    if needs.plan is not None:
-        yield printable(f"Plan in {needs.plan}")

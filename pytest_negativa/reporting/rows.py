@@ -85,8 +85,6 @@ def sentences(report: RunReport) -> Iterator[str]:
         yield f"Watched: no process read {share} of the unused bytes."
     if report.replay is not None:
         yield report.replay
-    if report.part is not None:
-        yield describe_part(report.part)
     if report.proof is not None:
         yield describe_proof(report.proof)
 
@@ -100,11 +98,6 @@ def lists(report: RunReport) -> Sequence[tuple[str, Sequence[str]]]:
         ("Not covered by the trace, so what it may have used is kept", report.not_covered),
         ("Warnings", report.warnings),
     )
-
-
-def describe_part(part: str) -> str:
-    """The part of the tests that a plan is for, as a sentence."""
-    return f"This plan is for {part} alone; what the others need is not in it."
 
 
 def describe_proof(row: ProofRow) -> str:

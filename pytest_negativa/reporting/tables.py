@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -46,7 +45,6 @@ def format_table(
     width: int | None = None,
     drop: Sequence[int | tuple[int, ...]] = (),
     names: Sequence[int] = (0,),
-    fold: bool = False,
     drop_empty: bool = False,
 ) -> str:
     """A plain table; ``align`` has an ``l`` (text) or ``r`` (figures) for each column.
@@ -62,8 +60,6 @@ def format_table(
         drop: which columns of the table go if it is wider, in this order; those in a tuple go
             together, because one says little without the other.
         names: the columns whose cells are cut in the middle if it is wider then.
-        fold: whether these cells get more lines instead. A longer word, such as a path, stays
-            whole, so that it can be copied.
         drop_empty: whether columns go that have no value in any row; the first one stays.
     """
     # tabulate takes 10 ms to import, and most answers about a small library need no table.
@@ -91,15 +87,7 @@ def format_table(
             left,
         )
     cells = [
-        [
-            "\n".join(
-                textwrap.wrap(cell, cut[column], break_long_words=False, break_on_hyphens=False)
-            )
-            if fold and column in cut
-            else cut_middle(cell, cut.get(column, 0))
-            for column, cell in enumerate(row)
-        ]
-        for row in cells
+        [cut_middle(cell, cut.get(column, 0)) for column, cell in enumerate(row)] for row in cells
     ]
     table = tabulate(
         [[row[column] for column in left] for row in cells],

@@ -106,4 +106,4 @@ def _runtime_lines(report: RunReport) -> Iterator[str]:
         if found:
             shown = printable(format_names(sorted(found), _MAX_COMPILED))
             yield f"{title}: {format_items(len(found), 'kernel', 'kernels')} ({shown})."
-    yield "negativa kernels --jit lists them."
+    yield "negativa report json lists them."

@@ -150,6 +150,7 @@ def supervise(settings: Settings, program: Program, unblock: Collection[int] = (
         unblock: signals that were blocked until they can be handled.
     """
     from pytest_negativa.analysis.report import report_verified
+    from pytest_negativa.errors import ExitStatus
     from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
 
     def work() -> int:
@@ -160,4 +161,4 @@ def supervise(settings: Settings, program: Program, unblock: Collection[int] = (
             run = run_at(RunsFolder(Path(settings.directory)).find(settings.run).folder)
         return verify_program(program, settings, run, lambda run: report_verified(run, settings))
 
-    return run_supervisor(work)
+    return run_supervisor(work, ExitStatus.PYTEST_USAGE)

@@ -258,8 +258,8 @@ OPTIONS: tuple[Option, ...] = (
         flag_name="no-jit",
         default=False,
         help="Fail (exit 1) if the tests compiled GPU code at run time.",
-        detail="Code from a cache that was filled before the session is allowed. `negativa kernels "
-        "--jit` lists both.",
+        detail="Code from a cache that was filled before the session is allowed. `runtime` of the "
+        "JSON report lists both.",
         requires=_TRACED,
     ),
     Option(
@@ -307,8 +307,7 @@ OPTIONS: tuple[Option, ...] = (
         value="N",
         help="Rerun tests that differ up to N times on the originals, in one run.",
         detail="A test is flaky if the originals alone gave both outcomes. If not set: 20 times; "
-        "after 40% of the suite's time, 3 times. All tests run once if the copies left out work of "
-        "the traced run. 0 reruns nothing.",
+        "after 40% of the suite's time, 3 times. 0 reruns nothing.",
         requires=PROVED,
     ),
     Option(

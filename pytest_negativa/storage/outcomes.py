@@ -7,7 +7,7 @@ import itertools
 import shlex
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -95,23 +95,6 @@ def count_ended(path: Path) -> int:
     with contextlib.suppress(OSError):
         return path.read_bytes().count(_ENDED)
     return 0
-
-
-def copy_outcomes(source: Path, target: Path, nodeids: Collection[str]) -> None:
-    """Copy an outcomes file without the tests that are not among ``nodeids``.
-
-    It names no circumstances: other options select these tests alone.
-
-    Raises:
-        StoreError: a file can't be read or written.
-    """
-    writer = LineWriter(target)
-    for record in _read(source):
-        if isinstance(record, SessionFinished):
-            record = msgspec.structs.replace(record, circumstances=None)
-        if not isinstance(record, TestStarted | PhaseReported) or record.nodeid in nodeids:
-            writer.write(record)
-    writer.close()
 
 
 def unite_tests(sessions: Iterable[Sequence[TestResult]]) -> tuple[TestResult, ...]:

@@ -22,7 +22,6 @@ from pytest_negativa.models.code_files import WatchedFiles
 from pytest_negativa.models.outcomes import TestResult
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.report import RunReport
-from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.models.trace import TracedLibrary, Usage
 from pytest_negativa.models.verdict import (
     Need,
@@ -189,12 +188,8 @@ def _save_plan(run: Run, name: str, plan: LibraryPlan) -> None:
 
 
 def _plan_files(run: Run) -> tuple[Path, ...]:
-    if (reason := run.incomplete_reason) is not None:
-        raise StoreError(
-            f"{run}: its plans may lack code that was used after the report: {reason}; plan it "
-            f"again with {run.locate_command}, or trace again"
-        )
-    if not (paths := run.plan_files()):
+    paths = run.plan_files()
+    if run.incomplete_reason is not None or not paths:
         raise StoreError(run.why_unplanned())
     return paths
 
@@ -263,14 +258,13 @@ def load_report(run: Run) -> RunReport:
 def load_history(run: Run) -> tuple[RunReport, ...]:
     """The reports of the runs beside a run, its own included, the oldest first.
 
-    Runs without a plan, or with a report that can't be read, are left out. So are plans for a part
-    of the tests.
+    Runs without a plan, or with a report that can't be read, are left out.
     """
     found = []
     for one in reversed(RunsFolder(run.folder.parent).runs()):
         with contextlib.suppress(StoreError, PermissionError):
             report = load_report(one)
-            if one.plan_files() and (report.part is None or one.run_id == run.run_id):
+            if one.plan_files():
                 found.append(report)
     return tuple(found)
 
@@ -309,15 +303,15 @@ def _load_plan(path: Path) -> LibraryPlan:
     return load_record(path, LibraryPlan, "a plan", _PLAN_AGAIN)
 
 
-def load_baseline(path: Path | Url) -> Snapshot:
-    """Read a baseline.
+def load_baseline(path: Path | Url) -> RunReport:
+    """Read a baseline, or the report of a run as JSON.
 
     Raises:
         StoreError: it can't be read, or is none of this release.
     """
     return decode_versioned(
         read_input(path, _MAX_BASELINE),
-        Snapshot,
+        RunReport,
         origin=str(path),
         what="a baseline",
         remedy="write it again (negativa report baseline:FILE)",

@@ -16,7 +16,6 @@ A run's folder, ``.negativa/RUN/``, holds:
 - ``failed``: why the run did not end well; absent if it did.
 - ``samples``: its traces are of processes outside of any session (``Role.SAMPLE``), whatever they
   say themselves; absent for any other run.
-- ``partial``: why its plans must not make anything smaller; absent if they may.
 - ``incomplete``: why code may have been used that the plans don't know of; absent if none was.
 - ``verify/``: a folder for each verification, with a folder for each of its rounds.
 - ``verdict.json``: the last verdict.
@@ -104,7 +103,7 @@ class _Place:
         return path
 
 
-MarkKind = Literal["failed", "failed-tests", "chosen-tests", "incomplete", "partial", "samples"]
+MarkKind = Literal["failed", "failed-tests", "chosen-tests", "incomplete", "samples"]
 """Marks of runs: files with a reason."""
 
 
@@ -161,8 +160,6 @@ class Run:
     """The choice of tests of a trace of CPU code: other tests may need more code."""
     incomplete_reason = _Mark("incomplete")
     """Reason for which the plans may lack code that the run's processes use."""
-    partial_reason = _Mark("partial")
-    """Why the plans must not make anything smaller: a part of a combined run is missing, or old."""
     _samples = _Mark("samples")
 
     def __str__(self) -> str:
@@ -328,7 +325,7 @@ class Run:
     @property
     def is_good(self) -> bool:
         """Whether something is planned from it, and from all of it."""
-        marks = (self.failure, self.incomplete_reason, self.partial_reason)
+        marks = (self.failure, self.incomplete_reason)
         return not any(marks) and not self.has_samples and bool(self.plan_files())
 
     def mark(self, kind: MarkKind, reason: str | None) -> None:
@@ -382,6 +379,11 @@ class Run:
             return (
                 f"{self}: nothing is planned from this run: {failure}; "
                 f"{RunsFolder(self.folder.parent).advice()}"
+            )
+        if (reason := self.incomplete_reason) is not None:
+            return (
+                f"{self}: its plans may lack code that was used after the report: {reason}; plan "
+                f"it again with {again}, or trace again"
             )
         if self.usage_file.exists():
             return f"{self}: no plans here: no GPU code was loaded that is looked at"
@@ -557,7 +559,7 @@ def run_at(folder: Path) -> Run:
     above = Run(folder.resolve().parent)
     if above.trace_dir != folder.resolve() or not above.trace_files():
         return Run(folder)
-    marks = (above.failure, above.incomplete_reason, above.partial_reason, above.has_samples)
+    marks = (above.failure, above.incomplete_reason, above.has_samples)
     is_run = is_run_id(above.run_id) or any(marks) or above.healed_file.exists()
     return above if is_run else Run(folder)
 

@@ -10,6 +10,7 @@ import msgspec
 
 from pytest_negativa.arch import SmArch
 from pytest_negativa.models.base import Listing, Record
+from pytest_negativa.models.difference import Difference
 from pytest_negativa.models.image import ImageReport
 from pytest_negativa.models.library import LibraryMap
 from pytest_negativa.models.listing import (
@@ -24,9 +25,8 @@ from pytest_negativa.models.listing import (
 from pytest_negativa.models.lock import Lock
 from pytest_negativa.models.measurement import Measurement
 from pytest_negativa.models.pages import HostReport
-from pytest_negativa.models.report import RunReport, RuntimeCode
+from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.slimming import SlimRow
-from pytest_negativa.models.snapshot import SnapshotDifference
 from pytest_negativa.models.summary import Inspection
 from pytest_negativa.models.verdict import Verdict
 from pytest_negativa.models.vex import Vulnerabilities
@@ -35,7 +35,7 @@ CONFIGURATION = "negativa"
 """The schema of ``negativa.yaml``, a file of the package: editors read it from there."""
 
 _RECORDS: dict[str, tuple[type[Record], str]] = {
-    "difference": (SnapshotDifference, "Output of negativa diff --json"),
+    "difference": (Difference, "Output of negativa diff --json"),
     "doctor": (Listing[MachineFact], "Output of negativa doctor --json"),
     "inspection": (Inspection, "Output of negativa inspect --json"),
     "kernels": (Listing[LibraryKernels], "Output of negativa kernels --json"),
@@ -48,7 +48,6 @@ _RECORDS: dict[str, tuple[type[Record], str]] = {
     "pages": (HostReport, "Output of negativa pages --json"),
     "report": (RunReport, "Report of a run"),
     "runs": (Listing[RunRow], "Output of negativa runs --json"),
-    "runtime": (Listing[RuntimeCode], "Output of negativa kernels --jit --json"),
     "similarity": (Listing[SimilarPair], "Output of negativa tests --similar --json"),
     "slim": (Listing[SlimRow], "Output of negativa slim, slim undo and slim check with --json"),
     "tests": (Listing[ListedTest], "Output of negativa tests --json"),

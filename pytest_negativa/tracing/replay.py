@@ -34,7 +34,7 @@ from pytest_negativa.models.trace import (
 )
 from pytest_negativa.settings.globs import PathRules
 from pytest_negativa.storage.results import load_digests
-from pytest_negativa.storage.runs import TRACE_SUFFIX, find_traces, run_at
+from pytest_negativa.storage.runs import TRACE_SUFFIX, find_traces
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.detector import TraceError
 from pytest_negativa.tracing.libraries import identify_library
@@ -129,9 +129,6 @@ class ReplayDetector:
             self._write(trace, number * _IDS)
         for problem in self._recording.unreadable:
             self.warn("trace-unreadable", problem, incomplete=True)
-        if (partial := run_at(self._recording.folder).partial_reason) is not None:
-            text = f"{self._recording.folder}: the recording is a part of what ran: {partial}"
-            self.warn("recording-partial", text, incomplete=True)
 
     def _write(self, trace: TraceReader, first_id: int) -> None:
         """Write a trace's records with ids of their own, from ``first_id``."""

@@ -71,8 +71,6 @@ class Attempt:
         armed: by real path of the original: removed code that is watched, see ``tripwire``.
         touches: who touched it.
         problems: what else speaks against the attempt, such as a collection error.
-        repeated: of a plan for some tests: what these used on the originals, if all ran there and
-            ended as when traced.
         again: removed code that tests used when they ran again on the originals, see
             ``used_again``.
         pages: the CPU code that the traced run, and that the rounds touched; None if the rounds
@@ -100,7 +98,6 @@ class Attempt:
     ended_ns: int
     armed: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
     touches: Touches = field(default_factory=Touches)
-    repeated: Usage | None = None
     again: tuple[Need, ...] = ()
     pages: tuple[HostUsage, HostUsage] | None = None
     unwatched: tuple[str, ...] = ()

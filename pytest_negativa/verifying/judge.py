@@ -57,7 +57,6 @@ from pytest_negativa.verifying.same_work import (
     refused_work,
     what_stays,
     without,
-    work_of_part,
 )
 
 _UNWATCHED = (
@@ -159,9 +158,6 @@ def _compare_work(
     sessions = commands_of(attempt.traced, attempt.all_rounds)
     traced = Work.of(attempt.traced.usage, places, sessions)
     copies = Work.of(attempt.usage, places, sessions)
-    if attempt.repeated is not None:
-        tests = by_nodeid(attempt.traced.session.tests)
-        traced = work_of_part(traced, tests, Work.of(attempt.repeated, places, sessions))
     work = (
         *compare_work(traced, copies, flaky, launches=attempt.compare_launches),
         *refused_work(traced, copies),

@@ -198,22 +198,6 @@ class Work:
         )
 
 
-def work_of_part(traced: Work, tests: Collection[str], repeated: Work) -> Work:
-    """The traced work that a part of the tests must do: its own, and what it does on the originals.
-
-    Fixtures of the other tests have the rest to do.
-    """
-    return dataclasses.replace(
-        traced,
-        used={
-            use: context
-            for use, context in traced.used.items()
-            if context.nodeid in tests or use in repeated.used or use in repeated.images
-        },
-        launched={test: names for test, names in traced.launched.items() if test in tests},
-    )
-
-
 def launches_of(usage: Usage) -> dict[str, set[str]]:
     """Launched kernels by test, or by the phase of the session outside of tests."""
     launched: dict[str, set[str]] = defaultdict(set)

@@ -30,18 +30,18 @@ from pytest_negativa.verifying.traced_run import load_traced_run
 from pytest_negativa.verifying.verification import Verification
 
 
-def run_supervisor(work: Callable[[], int]) -> int:
+def run_supervisor(work: Callable[[], int], usage: ExitStatus) -> int:
     """Call ``work``, and print the error that ends it or the signal that interrupts it.
 
     Returns:
-        The exit status: 4 for wrong usage, as pytest has it, and 1 for other errors.
+        The exit status: ``usage`` for wrong usage, and 1 for other errors.
     """
     try:
         with interruptible():
             return work()
     except NegativaError as e:
         print_error(e)
-        return ExitStatus.PYTEST_USAGE if isinstance(e, OptionError) else e.exit_status
+        return usage if isinstance(e, OptionError) else e.exit_status
     except OSError as e:
         if e.errno not in SYSTEM_REFUSALS:
             raise

@@ -48,11 +48,6 @@ class TracedRun:
         return tuple(p.plan for p in self.planned)
 
     @property
-    def is_part(self) -> bool:
-        """Whether the plan is for some of the tests of a session, which never ran by themselves."""
-        return self.session.kind is SessionKind.PYTEST and self.session.circumstances is None
-
-    @property
     def loaded(self) -> frozenset[str]:
         """Real paths of the libraries that any process of the run had mapped."""
         return frozenset(u.library.path for u in self.usage.libraries if u.processes)

@@ -72,7 +72,6 @@ from pytest_negativa.verifying.same_outcome import (
     Ends,
     accepted_failures,
     ends_of,
-    same_outcome,
     undecided_tests,
 )
 from pytest_negativa.verifying.traced_run import TracedRun
@@ -114,7 +113,6 @@ class Verification:
         self._rounds: list[RoundResult] = []
         self._unopened = [path for plan in traced.files for path in unused_paths(plan)]
         self._originals: Ends = {}
-        self._repeated: Usage | None = None
         self._again: list[Need] = []
         self._held: tuple[tuple[str, FileUser], ...] = ()
         # By path: the original.
@@ -159,7 +157,6 @@ class Verification:
             compare_launches=self.settings.trace.level.counts_launches
             and bool(self.traced.usage.launches),
             originals=self._originals,
-            repeated=self._repeated,
             again=tuple(self._again),
             loads=gather_loads(
                 rounds,
@@ -189,8 +186,7 @@ class Verification:
         return attempt
 
     def _rerun(self, attempt: Attempt) -> Attempt:
-        """Run the tests that differ or failed on the originals, in one start; all of a part that
-        lacks work.
+        """Run the tests that differ or failed on the originals, in one start.
 
         What the originals do, too, is chance, such as unseeded data: tests that differ are repeated
         until both ends were seen. It excuses no need of removed code. What these tests use there
@@ -207,43 +203,27 @@ class Verification:
             )
             for choose, runs in ((undecided_tests, 2), (accepted_failures, 1))
         )
-        if verify.rerun == 0 or not (differing or failing or self.traced.is_part):
+        if verify.rerun == 0 or not (differing or failing):
             return attempt
         verdict = judge(attempt) if attempt.plans else None
         missing = verdict.unmet if verdict is not None else ()
         if verdict is not None and not (differing or verdict.proved):
             failing = ()
-        # With tests that differ, nobody has compared yet what is missing.
-        every = bool(missing or differing) and self.traced.is_part and not known
         again = tuple(dict.fromkeys((*differing, *failing)))
-        if not (again or every) or any(d.witness in NEEDS for d in missing):
+        if not again or any(d.witness in NEEDS for d in missing):
             return attempt
         why = (
-            "the copies left out work of the traced run"
-            if missing
-            else format_items(len(differing), "test differs", "tests differ")
+            format_items(len(differing), "test differs", "tests differ")
             if differing
             else format_items(len(failing), "failed test", "failed tests") + " may need more"
         )
         repeated = {nodeid: before[nodeid].outcome is Outcome.PASSED for nodeid in differing}
-        rounds = self._run(RoundKind.ORIGINAL, None if every else again, repeated, why)
-        ends = ends_of(rounds)
-        self._originals = {**known, **ends}
+        rounds = self._run(RoundKind.ORIGINAL, again, repeated, why)
+        self._originals = {**known, **ends_of(rounds)}
         lacks = tuple(self._note_use(rounds))
-        if every and all(
-            nodeid in ends
-            and ends[nodeid][0].gpu_error is None
-            and same_outcome(test, ends[nodeid][0], verify.tolerate)
-            for nodeid, test in before.items()
-            if nodeid not in differing
-        ):
-            usage = merge_when_ended(lambda: trace_files(rounds))
-            traced = usage.processes and usage.why_incomplete() is None
-            self._repeated = usage if traced else None
         return dataclasses.replace(
             attempt,
             originals=self._originals,
-            repeated=self._repeated,
             again=tuple(self._again),
             all_rounds=tuple(self._rounds),
             problems=tuple(

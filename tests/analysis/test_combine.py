@@ -7,13 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pytest_negativa.analysis.combine import (
-    RunPart,
-    choose_parts,
-    copy_traces,
-    prove_by_parts,
-    read_part,
-)
+from pytest_negativa.analysis.combine import copy_traces, prove_by_parts, read_part
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.library import LibraryIdentity
 from pytest_negativa.models.spans import Span
@@ -25,7 +19,7 @@ from tests.support.sites import verdict_of
 from tests.support.traces import header, records, write
 
 
-def test_a_run_with_some_of_the_traces_says_so(tmp_path: Path) -> None:
+def test_a_run_has_all_traces_or_none(tmp_path: Path) -> None:
     """A plan of it would call code unused that the others need."""
     names = ("first", "second")
     for name in names:
@@ -37,11 +31,10 @@ def test_a_run_with_some_of_the_traces_says_so(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"second.*cannot be copied"):
         copy_traces(parts, target, PathRules({}))
 
-    assert len(target.trace_files()) == 1
-    assert target.partial_reason == "negativa combine did not copy all traces"
+    assert target.is_empty
 
 
-@pytest.mark.parametrize("mark", ["failed", "partial", "incomplete"])
+@pytest.mark.parametrize("mark", ["failed", "incomplete"])
 def test_the_traces_of_a_marked_run_are_that_run(tmp_path: Path, mark: MarkKind) -> None:
     runs, run = RunsFolder(tmp_path), Run(tmp_path / "shard")
     write(traces := run.trace_dir, header(), records("k"))
@@ -59,10 +52,6 @@ def test_a_session_that_did_not_run_all_its_tests_is_a_bad_run(
     Run(tmp_path / "shard").mark(mark, "an error ended the session in test_a")
     part = read_part(str(tmp_path / "shard"), RunsFolder(tmp_path))
     assert part.failure == "an error ended the session in test_a"
-    with pytest.raises(StoreError, match="an error ended the session in test_a\nno run is left"):
-        choose_parts([part], leave_out_bad=True)
-    other = RunPart("other", Run(tmp_path))
-    assert choose_parts([part, other], leave_out_bad=True)[0] == [other]
 
 
 def test_what_healing_gave_back_is_kept_at_each_path_of_the_library() -> None:

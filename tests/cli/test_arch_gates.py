@@ -152,7 +152,9 @@ class TestDead:
         assert inspect(tmp_path, "--arch=80,90", "--max-dead", "72%").exit_code == 0
         done = inspect(tmp_path, "--arch=80,90", "--max-dead", "71.5")
         assert done.exit_code == 1
-        assert done.stderr.endswith(": 71.8% of the GPU code is for other GPUs, more than 71.5%\n")
+        assert done.stderr.endswith(
+            "site-packages: 59.3% of the GPU code is for other GPUs, more than 59%\n"
+        )
 
     def test_a_gate_that_checks_nothing_fails(self) -> None:
         done = inspect(PLAIN, "--arch=90", "--max-dead=0")
@@ -160,6 +162,10 @@ class TestDead:
         assert done.stderr.endswith(
             ": no GPU code that devices load, so --max-dead checks nothing\n"
         )
+
+    @pytest.mark.parametrize("name", ["libdebug.so", "liblto.so"])
+    def test_what_is_no_machine_code(self, name: str) -> None:
+        assert inspect(BIN / name, "--arch=80,90", "--max-dead=0").exit_code == 1
 
     def test_files_for_linkers_alone(self, tmp_path: Path) -> None:
         shutil.copy(BIN / "librdc.a", tmp_path)

@@ -210,7 +210,6 @@ WRONG = [
     ("verify", "--run=nowhere"),
     ("verify", "--heal", "--rerun=often"),
     ("combine",),
-    ("combine", "x", "--expect=some"),
     ("combine", "x", "--path=relative=y"),
     ("trace",),
     ("report", "--top=few"),

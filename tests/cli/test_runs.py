@@ -102,14 +102,6 @@ def test_what_is_no_run_stays(project: Project, tmp_path: Path, fault: PlantedFa
     assert link.is_symlink() and os.listdir(tmp_path)
 
 
-def test_copies_that_are_no_folder_stay(project: Project, tmp_path: Path) -> None:
-    project.results.mkdir()
-    copies = RunsFolder(project.results).copies
-    copies.symlink_to(tmp_path)
-    assert "no folder of ours" in project.negativa("runs", "--delete-copies", status=2).stderr
-    assert copies.is_symlink()
-
-
 def test_links_and_urls_are_not_deleted(project: Project, tmp_path: Path) -> None:
     other = RunsFolder(tmp_path / "other").new_run()
     other.make()
@@ -138,7 +130,7 @@ def test_names_of_folders_do_not_reach_the_terminal_raw(tmp_path: Path) -> None:
     run = runs.new_run()
     run.make()
     run.new_trace_file().touch()
-    for words in (["--delete", run.run_id], ["--delete-copies"], []):
+    for words in (["--delete", run.run_id], []):
         shown = CliRunner().invoke(main, ["--dir", str(runs.folder), "runs", *words])
         assert shown.exit_code == 0
         assert "e\\x1b[2Jvil\\n::error::" in shown.output and "\x1b" not in shown.output
@@ -191,10 +183,6 @@ def test_a_url_without_a_run_is_a_bad_run(quickstart: Project, tmp_path: Path) -
 
     done = quickstart.negativa("combine", url, gone, status=1)
     assert f"{gone}: there is no manifest.json; check the URL" in done.stderr
-    done = quickstart.negativa("combine", url, gone, "--leave-out-bad")
-    assert f"{gone}: there is no manifest.json; check the URL" in done.stderr
-    assert "whether the push ended: left out" in done.stderr
-    assert "nothing planned" not in done.stderr
     assert (
         "a URL with a password"
         in quickstart.negativa("push", "s3://me:secret@bucket/a", status=2).stderr

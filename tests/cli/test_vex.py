@@ -25,7 +25,6 @@ from pytest_negativa.pages.functions import local_functions
 from tests.support.cutting import build_kit, needs_stub
 from tests.support.faults import PlantedFault
 from tests.support.libraries import DOCS, MULTIARCH
-from tests.support.sites import make_wheel
 from tests.support.slimmed import compact, plan_for, read
 
 # What OpenVEX 0.2.0 asks of a document (github.com/openvex/spec), as far as we write it.
@@ -296,20 +295,6 @@ def test_the_original_that_slim_kept_shows_the_names(vex: Vex, gone: list[str]) 
 def test_cpu_functions_of_a_library_without_a_spare(vex: Vex, gone: list[str]) -> None:
     reason = vex.reason(library="lib*", functions=["main"])
     assert "slim --spare alone removes CPU code" in reason
-
-
-@pytest.mark.slow
-def test_a_wheel_is_unpacked_and_another_archive_refused(
-    vex: Vex, gone: list[str], tmp_path: Path
-) -> None:
-    files = {"ours/libmultiarch.so": vex.site / "libmultiarch.so"}
-    vex.site = make_wheel(tmp_path, "ours", "1.0", files)
-    assert vex.lacks(library="dist:ours", kernels=gone)
-    vex.site = make_wheel(tmp_path, "ours", "2.0", {"ours/libmultiarch.so": MULTIARCH})
-    assert "it is not slimmed" in vex.reason(library="libmulti*", kernels=gone)
-    vex.site = vex.site.rename(tmp_path / "ours.zip")
-    error = vex.state(library="libmulti*", kernels=gone, status=2)
-    assert f"{vex.site}: vex reads no archive but wheels and conda packages" in error
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,6 @@ from pytest_negativa.planning.by_tests import (
     compare_groups,
     kernels_of_tests,
     launches_by_range,
-    resolve_nodeids,
     select_tests,
     usage_of_tests,
 )
@@ -197,38 +195,6 @@ def test_selection(given: dict[str, Any], chosen: set[int] | None) -> None:
         assert select_tests(TESTS, **given) == tuple(
             test for n, test in enumerate(TESTS) if n in chosen
         )
-
-
-@pytest.mark.parametrize(
-    ("typed", "cwd", "found"),
-    [
-        ("./a/t.py::f", "", "a/t.py::f"),
-        ("{root}/a/t.py", "/", "a/t.py"),
-        ("t.py::f[1]", "a", "a/t.py::f[1]"),
-        ("../ab.py", "a", "ab.py"),
-        (".", "a", "a"),
-        (".", "", "."),
-        (".", "b", "{real}/b"),
-        ("./ab.py", "b", "ab.py"),
-        # Relative to the root, as pytest prints it.
-        ("a/t.py", "a", "a/t.py"),
-        ("no.py::f", "", "no.py::f"),
-    ],
-)
-def test_node_ids_as_they_are_typed(tmp_path: Path, typed: str, cwd: str, found: str) -> None:
-    root = tmp_path / "root"
-    root.mkdir()
-    link = tmp_path / "link"
-    link.symlink_to(root)
-    for folder in (root, link):
-        given = typed.format(root=folder)
-        # A shell in a link still has the real folder as its current one.
-        resolved = resolve_nodeids([given], TESTS, root=folder, cwd=root / cwd)
-        assert resolved == (found.format(real=root),)
-
-
-def test_the_root_has_all_tests() -> None:
-    assert select_tests(TESTS, nodeids=["."]) == TESTS
 
 
 def test_tests_without_keywords_cannot_be_selected_by_them() -> None:

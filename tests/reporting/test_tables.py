@@ -100,21 +100,6 @@ def test_a_long_path_keeps_its_place_in_a_list(monkeypatch: pytest.MonkeyPatch) 
     assert fit(f"Not covered:\n  {path}: not found") == f"Not covered:\n  {path}:\n      not found"
 
 
-@pytest.mark.parametrize("width", [40, 80])
-def test_folded_cells_break_no_path(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    path = "projects/of-last-year/" + "a-folder-with-a-long-name/" * 4 + "python3.13"
-    words = "a sentence of words that take more than a line of any of these terminals, as they are"
-    rows = [("Python", f"3.13.7, {path}"), ("GPU", words)]
-    monkeypatch.setenv("COLUMNS", str(width))
-    lines = format_table("ll", ("what", "found"), rows, names=(1,), fold=True).split("\n")
-    [whole] = [number for number, line in enumerate(lines) if path in line]
-    assert lines[whole].strip() == path
-    assert max(map(len, lines[whole + 1 :])) <= width
-    assert words in " ".join(line[8:].strip() for line in lines)
-    monkeypatch.delenv("COLUMNS")
-    assert path in format_table("ll", ("what", "found"), rows, names=(1,), fold=True)
-
-
 def test_reasons_are_below_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "its spare was fetched; programs find it with NEGATIVA_SPARE_DIR=/spares"
     rows = [SlimRow.unchanged(f"lib{n}.so", SlimStatus.SOUND, 1 << 20, reason) for n in range(5)]

@@ -9,7 +9,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.schema import schema_text
 from tests.support.verified import VerifiedProject
 
@@ -44,46 +43,17 @@ def traced(folder: Path, *arguments: str, suite: str = SUITE) -> VerifiedProject
 
 
 @pytest.mark.slow
-def test_a_part_of_the_tests_is_planned_and_proved_alone(tmp_path: Path) -> None:
+def test_what_a_part_of_the_tests_needs(tmp_path: Path) -> None:
     project = traced(tmp_path, "--negativa-level=launch")
-
-    whole = project.run_folder.name
-    assert project.negativa("needs", "-m", "fast").stderr == "Next: the same command with --plan\n"
-    done = project.negativa("needs", "-m", "fast", "--plan")
-    shown = done.stdout
-
+    done = project.negativa("needs", "-m", "fast")
     # Of the three elements that all tests need, the part needs that of vector_add, and that of the
     # fixture, which belongs to no test.
-    assert shown.startswith("2 of 3 tests: 4.6 kB of 67.2 kB GPU code needed (6.8%), 7.0 kB by all")
-    folder = re.search(r"Plan in (\S+)", shown)
-    assert folder is not None
-    prove = f"Next: pytest --negativa-verify --negativa-run={folder[1]} -m fast\n"
-    assert done.stderr.endswith(prove)
-    refused = project.negativa("lock", "--run", folder[1], status=1)
-    assert "not proved" in refused.stderr
-    project.negativa("lock", "--run", folder[1], "--unproved", "-o", "unproved.lock")
-    assert "proved: false" in (project.folder / "unproved.lock").read_text()
-
-    out = project.verify(f"--negativa-run={folder[1]}", "-m", "fast")
-    assert "\nPROVED" in out
-    # Reports tell that it is a part.
-    part = Path(folder[1]).name
-    sentence = f"This plan is for 2 of 3 tests of {whole} alone; what the others need is not in it."
-    reports = project.negativa(
-        "report", "--run", part, "terminal", "markdown:a.md", "html:a.html"
-    ).stdout
-    assert sentence in reports
-    assert sentence.replace("_", r"\_") in (project.folder / "a.md").read_text()
-    # A part is no growth, so one run is left.
-    assert "no two saved runs have a plan" in project.negativa("diff", status=2).stderr
-    project.negativa("lock", "--run", folder[1], "-o", "proved.lock")
-    assert "proved: true" in (project.folder / "proved.lock").read_text()
+    assert done.stdout.startswith(
+        "2 of 3 tests: 4.6 kB of 67.2 kB GPU code needed (6.8%), 7.0 kB by all"
+    )
+    assert done.stderr == "Next: pytest --negativa -m fast\n"
 
 
-HOOK = """
-def pytest_negativa_keep_element(settings, library, element):
-    return "ours"
-"""
 # As a version of pytest would that names it otherwise.
 OTHER_PYTEST = """
 from _pytest.mark import KeywordMatcher
@@ -93,18 +63,11 @@ del KeywordMatcher.from_item
 
 
 @pytest.mark.slow
-def test_a_plan_for_a_part_of_a_run_with_failed_tests(tmp_path: Path) -> None:
-    project = VerifiedProject(tmp_path / "project", f"{SUITE}        assert False\n")
+def test_keywords_that_pytest_does_not_give(tmp_path: Path) -> None:
+    project = VerifiedProject(tmp_path / "project", SUITE)
     project.write("pytest.ini", INI)
-    project.write("conftest.py", HOOK + OTHER_PYTEST)
-    project.pytest("-q", "--negativa", "--negativa-level=launch", status=1)
-
-    done = project.negativa("needs", "-m", "fast", "--plan")
-
-    assert "Commands call no hooks" in done.stderr
-    folder = re.search(r"Plan in (\S+)", done.stdout)
-    assert folder is not None and done.stderr.endswith(" -m fast\n")
-    assert Run(Path(folder[1])).failure is None
+    project.write("conftest.py", OTHER_PYTEST)
+    project.trace("--negativa-level=launch")
     lost = project.negativa("needs", "-k", "add", status=2).stderr
     assert "-k: the run has no keywords of its tests" in lost
 
@@ -116,8 +79,8 @@ def test_who_used_what(tmp_path: Path) -> None:
     rows = [line.split() for line in project.negativa("tests").stdout.splitlines()[2:]]
     assert ["test_a.py::TestMatrices::test_multiply", "2", "2", "2.0", "us"] in rows
     assert ["test_a.py::test_add[1]", "1", "2", "2.0", "us"] in rows
-    of_test = ("tests", "--json", "--test", "*multiply")
-    [[within]] = (one["by_range"] for one in json.loads(project.negativa(*of_test).stdout)["rows"])
+    of_tests = json.loads(project.negativa("tests", "--json").stdout)["rows"]
+    [[within]] = (one["by_range"] for one in of_tests if one["test"].endswith("multiply"))
     assert within["ranges"] == ["forward", "matmul"]
     assert [(Path(one["libraries"][0]).name, one["signature"]) for one in within["kernels"]] == [
         ("lib.so", "vector_add"),
@@ -148,11 +111,11 @@ def test_who_used_what(tmp_path: Path) -> None:
     needed = json.loads(project.negativa("needs", "-m", "fast", "--json").stdout)
     jsonschema.validate(needed, json.loads(schema_text("needs")))
     [library] = needed["libraries"]
-    assert (needed["chosen"], needed["tests"], needed["plan"]) == (2, 3, None)
+    assert (needed["chosen"], needed["tests"]) == (2, 3)
     row = project.negativa("needs", "-m", "fast").stdout.split()
     assert row[-1] == str(library["used_kernels"])
     assert 0 < library["these_tests"] <= library["all_tests"] == needed["all_tests"]
-    for selection in (["-k", "Matrices"], ["./test_a.py::TestMatrices"], ["-m", "not fast"]):
+    for selection in (["-k", "Matrices"], ["test_a.py::TestMatrices"], ["-m", "not fast"]):
         assert project.negativa("needs", *selection).stdout.startswith("1 of 3 tests")
 
 
@@ -164,7 +127,7 @@ def test_without_launches_the_trace_tells_no_part(tmp_path: Path) -> None:
 
     assert "counted no launches" in done.stderr and "--negativa-level=launch" in done.stderr
     shown = project.negativa("tests").stdout
-    assert "A test is listed with the kernels that it looked up first" in shown
+    assert "has its kernels listed with the test that looked" in " ".join(shown.split())
 
 
 CHILD = """

@@ -637,6 +637,9 @@ def test_commands_verify_and_heal_a_program(tmp_path: Path) -> None:
     assert proved and max(map(len, f"{proved}{conclusion}".split("\n"))) <= 80
     assert "lib.so [0x11c98, 0x125d8): touched on the copies by a process" in healed
     again = project.negativa("verify", "--report=markdown:v.md", status=7).stdout
+    # Wrong usage ends a command with 2, also if it shows in the end.
+    wrong = project.negativa("verify", "--report=json:nowhere://x/y", status=2)
+    assert "PROVED" in wrong.stdout and "Protocol not known: nowhere" in wrong.stderr
     assert "\nPROVED: 55.6 kB" in again
     # The rows are of the healed plan.
     markdown = (project.folder / "v.md").read_text()

@@ -34,10 +34,10 @@ def write_baseline(folder: Path, written: dict[str, Any]) -> None:
     """Write a baseline from which the run that one was written of grew a little."""
     (library,) = written["libraries"]
     library["size"] = 80_000
-    for row in library["rows"]:
-        if row[0] == "sm_90":
-            row[-1] -= 100
-    library["kernels"].remove("image_blur")
+    library["code_bytes"] -= 200
+    library["unused"][0]["bytes"] -= 100
+    [covered] = written["coverage"]
+    covered["kernels"] = [one for one in covered["kernels"] if one["name"] != "image_blur"]
     (folder / _BASELINE).write_text(json.dumps(written))
 
 

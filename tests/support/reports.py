@@ -64,7 +64,6 @@ def runtime(*kernels: str, **changes: Any) -> RuntimeCode:
         is_new=True,
         compiler=None,
         file=None,
-        archs=("sm_90",),
     )
     return replace(base, **changes)
 

@@ -57,17 +57,6 @@ def test_tests_that_ran_are_matched_by_node_id(tmp_path: Path) -> None:
     assert not [w for w in usage.warnings if w.code == "replay-partial"]
 
 
-def test_a_replay_of_a_partial_run_keeps_all(tmp_path: Path) -> None:
-    """A replay can't be proved, but it can be locked all the same."""
-    shard = Run(tmp_path / "shard")
-    shutil.copytree(TRACES / "h200-ops", shard.trace_dir)
-    assert not replayed(tmp_path, shard.trace_dir).incomplete
-    shutil.rmtree(tmp_path / "run-1")
-    shard.mark("partial", "second: left out")
-    [lack] = replayed(tmp_path, shard.trace_dir).incomplete
-    assert lack.process is None and lack.text.endswith("a part of what ran: second: left out")
-
-
 def test_a_folder_without_traces_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no recorded trace"):
         replayed(tmp_path, tmp_path)

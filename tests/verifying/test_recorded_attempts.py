@@ -48,17 +48,6 @@ def test_a_verdict_that_proves_nothing_proves_no_files() -> None:
     assert proof_row(verdict).proved_bytes == 0
 
 
-def test_what_a_part_does_on_the_originals_it_does_on_the_copies() -> None:
-    name = "tests/session/test_needs.py::test_a_part_of_the_tests_is_planned_and_proved_alone"
-    *_, recorded = read_recorded()[name]
-    attempt = recorded.attempt
-    assert attempt.traced.is_part and judging.judge(attempt).proved
-    for repeated in None, attempt.traced.usage:
-        verdict = judging.judge(replace(attempt, repeated=repeated))
-        assert not verdict.proved
-        assert [work.test for work in verdict.needs] == ["test_a.py (fixture)"]
-
-
 def test_eager_copies_of_a_lazy_trace_prove_nothing() -> None:
     name = "tests/session/test_code_files.py::test_unused_files_are_proved_locked_and_removed"
     [recorded] = read_recorded()[name]

@@ -38,7 +38,6 @@ from pytest_negativa.verifying.same_work import (
     name_holders,
     reasons_of_work,
     refused_work,
-    work_of_part,
 )
 from tests.support.analyses import settings, used
 from tests.support.libraries import QUICKSTART_LIBRARY
@@ -175,9 +174,6 @@ def test_variables_and_enumerations_are_work_too(
         f"{name}, first used in an unknown test" for name in (what, f"{what} of a.so")
     ]
     assert compare(asking, asking) == compare(traced, asking) == ()
-    # Nothing tells whether one of these tests did it, so they must do it if the originals show it.
-    part = work_of_part(Work.of(asking, NO_COPIES), {str(A.nodeid)}, Work.of(traced, NO_COPIES))
-    assert part == Work.of(traced, NO_COPIES)
 
 
 def test_a_kernel_of_another_place_is_another_kernel() -> None:
@@ -213,21 +209,6 @@ def test_launches_of_a_killed_child_are_not_asked_for() -> None:
     )
     found = compare(traced, killed, launches=True)
     assert [d.nodeid for d in found] == [CONTEXTS[1].nodeid]
-
-
-def test_a_part_of_the_tests_repeats_its_own_work_and_what_it_does_on_the_originals() -> None:
-    """B stands for a fixture of any test."""
-    traced, repeated = (
-        Work.of(usage({"/lib/a.so": images}, launched=launched, context=context), NO_COPIES)
-        for images, launched, context in (
-            ({16: ["k", "l"], 64: []}, {0: ["k"], 1: ["l"]}, 1),
-            ({16: ["k"]}, {}, 0),
-        )
-    )
-    asked = work_of_part(traced, {str(A.nodeid)}, repeated)
-    assert [use.kernel for use in asked.used] == ["k"]
-    assert asked.launched == {A.nodeid: {"k"}}
-    assert work_of_part(traced, {str(A.nodeid), str(B.nodeid)}, repeated) == traced
 
 
 def refusing(**fields: object) -> Usage:

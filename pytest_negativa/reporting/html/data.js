@@ -97,8 +97,8 @@ function indexData(data) {
   data.hasTests = tests.length > 0 && tests.name.some((name) => texts[name].includes("::"));
   // Skipped tests could not use anything, unless they ran when a replayed trace was recorded.
   data.usedNothing = (outcome) => !data.report.replay && outcome >= 0 && texts[outcome] === "skipped";
-  // Outcomes are those of the tests that were traced, except in a replay and in a plan for a part of them.
-  const known = tests.length > 0 && !report.replay && !data.part;
+  // Outcomes are those of the tests that were traced, except in a replay.
+  const known = tests.length > 0 && !report.replay;
   data.testsThatRan = known ? tests.outcome.filter((outcome) => outcome >= 0 && !data.usedNothing(outcome)).length : 0;
   return data;
 }

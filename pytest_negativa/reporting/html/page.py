@@ -17,7 +17,7 @@ from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
 from pytest_negativa.models.trace import Context, Usage
 from pytest_negativa.reporting.html.pack import COLUMNS, Page
-from pytest_negativa.reporting.rows import describe_part, describe_proof
+from pytest_negativa.reporting.rows import describe_proof
 from pytest_negativa.reporting.verdict import describe_cpu
 
 MOST_LAUNCHES = 150_000
@@ -59,7 +59,6 @@ class _Builder:
                 ),
                 coverage=(),
             ),
-            "part": None if report.part is None else describe_part(report.part),
             "proof": None if report.proof is None else describe_proof(report.proof),
             "hostProof": None if proof is None else describe_cpu(proof),
             "facts": tuple(_facts(report, contents.usage)),
