@@ -37,8 +37,7 @@ from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.slimming import UNMET, SlimRow, SlimStatus
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.slimming import render_holes, render_problems, render_rows
-from pytest_negativa.reporting.text import print_warning, printable
-from pytest_negativa.reporting.units import format_names
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.slimming.check import check_tree
 from pytest_negativa.slimming.package import slim_package
@@ -80,14 +79,9 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 )
 @click.option("--keep-ptx", is_flag=True, help="Keep all PTX, for later GPUs (with --arch).")
 @click.option(
-    "--drop-never-loaded",
+    "--never-loaded",
     is_flag=True,
-    help="Remove all GPU code of libraries that the proved run never loaded.",
-)
-@click.option(
-    "--spare-never-loaded",
-    is_flag=True,
-    help="Put all code of libraries that no test loaded into the spare.",
+    help="Remove all GPU code, or with --spare all code, of libraries that no test loaded.",
 )
 @click.option("--strip-others", is_flag=True, help="Strip also libraries that lose no GPU code.")
 @click.option("--no-strip", is_flag=True, help="Keep symbol tables and debug information.")
@@ -125,7 +119,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 @_dry_run
 @JOBS
 @as_json_option("slim")
-@click_options("remove", "reports.top")
+@click_options("reports.top")
 def slim(as_json: bool, **flags: Any) -> None:
     """Remove unused code from installed libraries.
 
@@ -140,22 +134,19 @@ def slim(as_json: bool, **flags: Any) -> None:
 
     A lock (see negativa lock) or --arch says what GPU code stays. slim finds the libraries of a
     lock by digest. With both, --arch applies to the other libraries of the lock's distributions and
-    of the distributions that these require. So do --drop-never-loaded and --strip-others. slim
-    changes no other files, except RECORD, and lists what it did in negativa-slim.json. Without
-    --spare, it also removes cubin, fatbin and PTX files: those that the lock has as unused or, with
-    --arch and without a lock, that no such GPU can load. Run undo before you uninstall a
-    distribution: pip leaves the added files.
+    of the distributions that these require. So do --strip-others and, without --spare,
+    --never-loaded. slim changes no other files, except RECORD, and lists what it did in
+    negativa-slim.json. Without --spare, it also removes cubin, fatbin and PTX files: those that the
+    lock has as unused or, with --arch and without a lock, that no such GPU can load. Run undo
+    before you uninstall a distribution: pip leaves the added files.
 
     With --spare, removed code lies in a spare and comes back when a program uses it: see
     negativa help spares. So do CPU code and data that the run of the lock never used, if it
     was traced with --cpu or --negativa-cpu. The library looks for its spare in DIR, then beside
     itself, then in NEGATIVA_SPARE_DIR. Without its spare the library can't be loaded, and the error
     names the spare. A library that has a spare is slimmed anew only with --spare or
-    --keep-originals. --spare-never-loaded concerns all libraries of PATH that the lock does not
-    know by content or name. Their code comes back, too, so the lock need not be proved. --remove
-    moves whole libraries (GLOB: path, file name, soname, dist:NAME) that no process of a run with
-    CPU code opened. A program that needs one fails, and the error names its spare and the command
-    that brings it back.
+    --keep-originals. --never-loaded then concerns all libraries of PATH that the lock does not
+    know by content or name. Their code comes back, too, so the lock need not be proved.
 
     As root, slim refuses folders that other users can write to, unless NEGATIVA_NO_OTHER_USERS=1
     says that nobody else can get in, as in an image build.
@@ -163,7 +154,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     The licence of a library may limit who may pass the smaller file on: see
     negativa help licences.
 
-    A library that would lose less than 65.5 kB stays unchanged. A library that --drop-never-loaded
+    A library that would lose less than 65.5 kB stays unchanged. A library that --never-loaded
     emptied fails with a CUDA error if a program loads it.
 
     \b
@@ -177,7 +168,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     was nothing to work on; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     settings = settings_of(flags)
-    request = _request(SimpleNamespace(**flags, settings=settings))
+    request = _request(SimpleNamespace(**flags))
     is_copy = request.target is not None or any(map(is_package, request.paths))
     if not (is_copy or request.options.dry_run):
         _check_change(request, no_way_back=flags["no_way_back"], yes=flags["yes"])
@@ -276,25 +267,9 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
         (flags.keep_ptx, flags.archs, "--keep-ptx goes with --arch; a lock says which PTX stays"),
         (flags.require, by_lock, "--require goes with a lock"),
         (
-            flags.drop_never_loaded,
+            flags.never_loaded,
             by_lock,
-            "--drop-never-loaded goes with a lock, which tells what was loaded",
-        ),
-        (
-            flags.spare_never_loaded,
-            by_lock,
-            "--spare-never-loaded goes with a lock, which tells what was loaded",
-        ),
-        (
-            flags.spare_never_loaded,
-            flags.spare is not None,
-            "--spare-never-loaded goes with --spare: no proof says that a deployment does not load "
-            "these libraries, so their code must be able to come back",
-        ),
-        (
-            flags.spare_never_loaded,
-            not flags.drop_never_loaded,
-            "--spare-never-loaded does what --drop-never-loaded does, and more; give one of them",
+            "--never-loaded goes with a lock, which tells what was loaded",
         ),
         (flags.no_strip, not flags.strip_others, "--no-strip and --strip-others contradict"),
         (
@@ -335,23 +310,13 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
     )
     check_usage(*((given and not allowed, rule) for given, allowed, rule in contradictions))
     lock = load_lock(flags.lock_file or Path(LOCK)) if by_lock else None
-    cpu = None if lock is None or flags.spare is None else lock.cpu
-    needed = "--spare and a lock with CPU code, whose run tells which libraries any process opened"
-    check_usage((flags.negativa_remove and cpu is None, f"--remove goes with {needed}"))
-    remove = flags.settings.remove if cpu is not None and not cpu.failed else ()
-    if flags.settings.remove and not remove:
-        print_warning(
-            f"{flags.settings.sources['remove']}: remove moves no library: it goes with {needed} "
-            "and whose tests all passed"
-        )
     return SlimRequest(
         paths=flags.paths or active_paths(or_own=False),
         lock=lock,
         devices=_devices(flags.archs, force=flags.force_arch),
         keep_ptx=flags.keep_ptx,
         strip_others=flags.strip_others,
-        drop_never_loaded=flags.drop_never_loaded,
-        spare_never_loaded=flags.spare_never_loaded,
+        never_loaded=flags.never_loaded,
         require=flags.require,
         target=flags.target,
         options=SlimOptions(
@@ -360,12 +325,7 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             keep_originals=flags.keep_originals and absolute(flags.keep_originals),
             spare=None
             if flags.spare is None
-            else SpareTarget(
-                absolute(flags.spare),
-                flags.spare_holes or MOST_HOLES,
-                remove,
-                flags.settings.keep.libraries,
-            ),
+            else SpareTarget(absolute(flags.spare), flags.spare_holes or MOST_HOLES),
             jobs=flags.jobs or available_cores(),
         ),
     )
@@ -410,17 +370,6 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
         else:
             report = slim_trees(request, progress.update)
     _show_ways_back(request, report)
-    if report.opened:
-        opened = printable(format_names(report.opened))
-        show(
-            f"negativa: not moved whole: {opened} (a run opened it, a lock or log knows it, or "
-            "keep.libraries names it)",
-            err=True,
-        )
-    spare = request.options.spare
-    for glob in () if spare is None else spare.remove:
-        if glob not in report.listed:
-            print_warning(f"remove: {glob} names no library here that can go whole")
     reason = _why_nothing(request, report)
     nothing_to_do = "" if reason else f"nothing to slim in {named_paths(*request.paths)}"
     then: str | None = f"negativa slim check {as_words(request.paths)}"

@@ -29,8 +29,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         gpu_code_removed: bytes of GPU code that are gone, overwritten, or in the spare; 0 if only
             stripped.
             A compressed cubin that lost a part counts by how much smaller it is.
-        certificate: the word of a second program that compared the result with the original. A
-            library that went whole has none.
+        certificate: the word of a second program that compared the result with the original.
         records: the RECORD files that had a line for it.
         original: where the original lies; None if it was not kept.
         never_loaded: no run of the lock or the trace loaded it, so all code that may leave is gone.
@@ -140,7 +139,6 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
         others: how many further names lead to the file.
         useless: no code for any of the named archs stays; such rows come first in a report.
         notes: what a reader should know.
-        moved: the whole library is in the spare.
     """
 
     path: str
@@ -151,7 +149,6 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
     others: NonNegative = 0
     useless: bool = False
     notes: tuple[str, ...] = ()
-    moved: bool = False
 
     @classmethod
     def unchanged(

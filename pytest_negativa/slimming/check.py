@@ -12,7 +12,7 @@ from pytest_negativa.slimming.code_files import removed_packages
 from pytest_negativa.slimming.manifest import manifest_of
 from pytest_negativa.slimming.request import OnProgress, counter
 from pytest_negativa.slimming.slimmed import UNREADABLE, Fate, fate_of, unlisted
-from pytest_negativa.slimming.spares import is_moved, problem_of
+from pytest_negativa.slimming.spares import problem_of
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.storage.system import available_cores
 
@@ -98,9 +98,7 @@ def _judge_result(tree: Tree, name: str, entry: SlimmedFile) -> _Judgement:
         return SlimStatus.DAMAGED, f"{wrong[0]} has another digest; run negativa slim again"
     if entry.spare is None:
         return SlimStatus.SOUND, None
-    note = tree.note(name)
-    fits = "moved whole; its spare fits" if is_moved(note) else "its spare fits"
-    return problem_of(path, note) or (SlimStatus.SOUND, fits)
+    return problem_of(path, tree.note(name)) or (SlimStatus.SOUND, "its spare fits")
 
 
 def _judge_unlisted(tree: Tree, group: FileGroup) -> _Judgement:

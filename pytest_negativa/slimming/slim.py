@@ -42,7 +42,6 @@ from pytest_negativa.slimming.code_files import change_files
 from pytest_negativa.slimming.journal import open_journals
 from pytest_negativa.slimming.manifest import spares_of
 from pytest_negativa.slimming.recipes import (
-    FOR_NEVER_LOADED,
     NO_GPU_CODE,
     Kind,
     Removal,
@@ -172,8 +171,6 @@ def _slim_folders(
         tuple(sorted((*unmet, *rows), key=lambda row: row.path)),
         holes=holes,
         min_hole=min_hole,
-        listed=frozenset(glob for folder in folders for glob in folder.listed),
-        opened=tuple(name for folder in folders for name in folder.opened),
     )
 
 
@@ -403,7 +400,6 @@ class Slimmer:
                 others=len(task.names) - 1,
                 useless=bool(made.useless_for),
                 notes=notes,
-                moved=task.recipe.kind is Kind.MOVED and not is_whole,
             )
         )
 
@@ -462,7 +458,7 @@ class Slimmer:
             source=task.recipe.source,
             gpu_code_removed=made.gpu_code_removed,
             certificate=file.certificate,
-            never_loaded=task.recipe.kind in FOR_NEVER_LOADED,
+            never_loaded=task.recipe.kind is Kind.NEVER_LOADED,
             # Its RECORD may have been removed since.
             records=records or (() if old is None else old.records),
             original=original,

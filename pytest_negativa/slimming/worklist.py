@@ -25,9 +25,7 @@ from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.rewriting.compact.records import MIN_GAIN
 from pytest_negativa.settings.globs import (
     LibraryNames,
-    first_glob,
     is_selected,
-    matches_library,
     normalized,
 )
 from pytest_negativa.slimming.code_files import (
@@ -39,7 +37,6 @@ from pytest_negativa.slimming.code_files import (
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import is_reinstalled, may_be_kept
 from pytest_negativa.slimming.recipes import (
-    FOR_NEVER_LOADED,
     Kind,
     Recipe,
     by_digest,
@@ -56,7 +53,7 @@ from pytest_negativa.slimming.slimmed import (
     find_unlisted,
     kept_original,
 )
-from pytest_negativa.slimming.spares import find_spare, is_moved, problem_of
+from pytest_negativa.slimming.spares import find_spare, problem_of
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.tracing.mappings import parse_maps
 
@@ -94,9 +91,6 @@ def runs_below(path: Path, names: Iterable[str]) -> str | None:
 _KEPT = (
     "libraries.include, libraries.exclude or keep.libraries of the project keeps it, so it stays "
     "whole although no test loaded it"
-)
-_NOT_MOVED = (
-    "it was moved whole, and now a run opened it, or remove in negativa.yaml does not name it"
 )
 _LEFT_OUT = "the lock leaves it out, so all of it is needed"
 _HAS_SPARE = (
@@ -180,7 +174,7 @@ def _classify_slimmed(
         return task_of(tree, library, recipe)
     except NegativaError as e:
         # If GPU code is gone, some of it may be what the recipe keeps.
-        keeps_none = recipe.kind in {Kind.STRIP, *FOR_NEVER_LOADED}
+        keeps_none = recipe.kind in {Kind.STRIP, Kind.NEVER_LOADED}
         is_fine = library.is_whole and (keeps_none or not entry.gpu_code_removed)
         status = SlimStatus.LEFT if is_fine else SlimStatus.FAILED
         return SlimRow.unchanged(library.key, status, entry.size, str(e))
@@ -215,7 +209,6 @@ def _already(tree: Tree, library: Slimmed, recipe: Recipe) -> SlimRow:
         after=entry.size,
         detail=detail,
         others=len(entry.names) - 1,
-        moved=recipe.kind is Kind.MOVED,
     )
 
 
@@ -232,8 +225,6 @@ class WorkList:
         rows: what is known beforehand.
         past: entries of the manifest that are of no use any more.
         packages: the files that are GPU code themselves.
-        listed: the globs of ``SpareTarget.remove`` that match a library of any use.
-        opened: names of libraries that could go whole if no run had opened them.
         slimmed: the slimmed libraries that are there.
         away: those of the manifest that are not there.
         slimmed_by_name: the same, by each of their names.
@@ -249,8 +240,6 @@ class WorkList:
         self.tasks: list[Task] = []
         self.rows: list[SlimRow] = []
         self.packages: list[Package] = []
-        self.listed: set[str] = set()
-        self.opened: list[str] = []
         unlisted, self.lost = find_unlisted(tree, manifest)
         known = list(find_slimmed(tree, manifest, by_digest=by_digest))
         self.slimmed = [*(one for one in known if one.results), *unlisted]
@@ -350,7 +339,7 @@ def find_work(
     lock, spare = request.lock, request.options.spare
     rows = () if lock is None else lock.gpu_libraries if spare is None else lock.libraries
     sizes = {row.size for row in rows}
-    searched = lock is None or bool(request.devices) or request.drop_never_loaded
+    searched = lock is None or bool(request.devices) or (request.never_loaded and spare is None)
     for tree in (journal.tree for journal in journals):
         tree.searched, tree.hashed = searched, sizes
         tree.digests((g for g in tree.groups if g.size in sizes), request.options.jobs)
@@ -412,113 +401,72 @@ class _Others:
 
     def __init__(self, folder: WorkList, request: SlimRequest, lock: Lock) -> None:
         self._folder, self._tree, self._lock = folder, folder.tree, lock
-        self._others, spare = for_others(request), request.options.spare
+        self._others = for_others(request)
+        self._never_loaded = never_loaded(request, lock) if request.never_loaded else None
         rows: tuple[LockedLibrary | LeftOut, ...] = (*lock.libraries, *lock.left_out)
         paths = {row.path for row in rows}.union(*(row.others for row in lock.libraries))
         self._loaded = {path.rpartition("/")[2] for path in paths}
-        is_here = any(
-            not folder.is_free(group.names) or not self._loaded.isdisjoint(group.base_names)
-            for group in folder.tree.groups
-        )
         self._loaded.update(row.soname for row in rows if row.soname is not None)
         self._left_out = tuple(f"/{row.path}" for row in lock.left_out)
         # What the project lets lose its code.
         self._selected = Libraries(include=lock.include, exclude=lock.exclude)
-        wanted = {
-            Kind.NEVER_LOADED: request.drop_never_loaded,
-            Kind.SPARED: spare is not None and request.spare_never_loaded,
-            # Else the lock is that of another environment.
-            Kind.MOVED: spare is not None and lock.cpu is not None and is_here,
-        }
-        recipes = {kind: never_loaded(kind, request, lock) for kind in wanted if wanted[kind]}
-        never, self._spared, self._moves = map(recipes.get, wanted)
-        self._remove = () if spare is None or self._moves is None else spare.remove
-        self._keep = () if spare is None else spare.keep
         versions = {
             (normalized(row.distribution or ""), row.version)
             for row in (*lock.gpu_libraries, *lock.left_out) or rows
         }
         locked = {name for name, _ in versions if name}
-        # Of the lock's distributions and of what they require, by path: what becomes of libraries
-        # that were never loaded. In another version, more libraries may be loaded.
-        self._never: dict[str, Recipe | None] = {}
-        for site in folder.tree.sites:
-            found = tuple(site.with_requirements(locked)) if self._others or never else ()
+        # The libraries of the lock's distributions and of what they require, by path: whether these
+        # distributions have the lock's versions. In another version, more libraries may be loaded.
+        self._are_same: dict[str, bool] = {}
+        for site in folder.tree.sites if self._others or self._never_loaded else ():
+            found = tuple(site.with_requirements(locked))
             here = {(normalized(one.name), one.version) for one in found}
             are_same = all(one in versions or one[0] not in locked for one in here)
             owned = (path for one in found for path in one.libraries)
-            self._never |= dict.fromkeys(owned, never if are_same else None)
+            self._are_same |= dict.fromkeys(owned, are_same)
 
     def apply(self) -> None:
         """Give the libraries to recipes, or to rows that tell why they stay."""
         for group, library in self._folder.libraries():
             if (answer := self._answer(group, library)) is not None:
                 self._folder.add(library, answer)
-        if self._remove:
-            self._note_listed()
 
     def _answer(self, group: FileGroup, library: Library) -> Recipe | SlimRow | None:
         """The first rule that applies counts; None: the library is no concern."""
-        is_slimmed = isinstance(library, Slimmed)
         if isinstance(library, Slimmed) and self._is_left_out(library):
             return keep_whole(_LEFT_OUT)
-        names = self._names_of(group)
+        paths = (str(self._tree.root / name) for name in group.names)
+        owned = [self._are_same[path] for path in paths if path in self._are_same]
+        others, never = self._others if owned else None, self._never_loaded
+        if never is None or not self._may_go(group, library, never, are_same=any(owned)):
+            return others
+        owners = (one.name for name in group.names for one in self._tree.installers(name)[-1:])
+        path, soname = self._tree.root / group.name, self._tree.facts(group).soname
+        names = LibraryNames(str(path), soname, next(owners, None))
+        is_free = is_selected(self._selected, names)
+        reason = runs_below(path, (*group.names, soname or "")) if is_free else _KEPT
+        if reason is None:
+            return never
+        if others is None and (never.takes_cpu_code or self._tree.has_gpu_code(group)):
+            return _stays(group, library, reason)
+        return others
+
+    def _may_go(
+        self, group: FileGroup, library: Library, recipe: Recipe, *, are_same: bool
+    ) -> bool:
+        """Whether a library that was never loaded may lose all code; small ones lose none.
+
+        Args:
+            recipe: what it would lose.
+            are_same: it is of the lock's distributions, see ``_are_same``.
+        """
+        is_large = isinstance(library, Slimmed) or group.size >= MIN_GAIN
+        if recipe.spare is not None and not (is_large and self._tree.is_library(group)):
+            return False
         # A library in any folder may be loaded in place of one that a run loaded, if they share the
         # base name or the soname.
-        is_known = not self._loaded.isdisjoint({names.soname, *group.base_names})
-        # All code may go of a library that is no small one.
-        may_go = (
-            (is_slimmed or group.size >= MIN_GAIN) and not is_known and self._tree.is_library(group)
-        )
-        if may_go and first_glob(self._remove, names) and first_glob(self._keep, names) is None:
-            return self._unless_it_runs(self._moves, group, library)
-        may_be_spared = may_go and self._spared is not None
-        paths = [str(self._tree.root / name) for name in group.names]
-        owned = [self._never[path] for path in paths if path in self._never]
-        is_never = may_be_spared or (any(owned) and not is_known)
-        is_kept = is_never and not is_selected(self._selected, names)
-        if may_be_spared and not is_kept:
-            return self._unless_it_runs(self._spared, group, library)
-        recipe = (owned[0] if owned and is_never and not is_kept else None) or self._others
-        if owned and recipe is not None:
-            return recipe
-        if is_slimmed and self._moves is not None and is_moved(self._tree.note(library.names[0])):
-            return keep_whole(_NOT_MOVED)
-        if is_kept and (
-            (may_be_spared and self._lock.cpu is not None) or self._tree.has_gpu_code(group)
-        ):
-            return _stays(group, library, _KEPT)
-        return None
-
-    def _names_of(self, group: FileGroup) -> LibraryNames:
-        owners = (one.name for name in group.names for one in self._tree.installers(name)[-1:])
-        return LibraryNames(
-            str(self._tree.root / group.name), self._tree.facts(group).soname, next(owners, None)
-        )
-
-    def _note_listed(self) -> None:
-        """Note which globs match libraries of any use, and which of these don't go whole."""
-        folder = self._folder
-        told = {
-            *(task.name for task in folder.tasks if task.recipe.kind is Kind.MOVED),
-            *(row.path for row in folder.rows if row.moved or row.status is SlimStatus.LEFT),
-        }
-        for group in self._tree.groups:
-            is_large = group.size >= MIN_GAIN or group.name in folder.slimmed_by_name
-            if is_large and self._tree.is_library(group):
-                names = self._names_of(group)
-                listed = {glob for glob in self._remove if matches_library(glob, names)}
-                folder.listed |= listed
-                if listed and told.isdisjoint(group.names):
-                    folder.opened.append(group.name)
-
-    def _unless_it_runs(
-        self, recipe: Recipe | None, group: FileGroup, library: Library
-    ) -> Recipe | SlimRow | None:
-        """A recipe for a library that no test loaded, unless processes run by it."""
-        names = (*group.names, self._tree.facts(group).soname or "")
-        reason = runs_below(self._tree.root / group.name, names)
-        return recipe if reason is None else _stays(group, library, reason)
+        names = {self._tree.facts(group).soname, *group.base_names}
+        return (recipe.spare is not None or are_same) and self._loaded.isdisjoint(names)
 
     def _is_left_out(self, library: Slimmed) -> bool:
         """Whether the lock needs it whole, and the result that is here lacks code."""
