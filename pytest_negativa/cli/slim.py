@@ -31,7 +31,7 @@ from pytest_negativa.cli.common import (
 )
 from pytest_negativa.cli.main import ended_by_signals
 from pytest_negativa.errors import ExitStatus, OptionError, UnknownArch, did_you_mean
-from pytest_negativa.images.archive_kinds import is_package
+from pytest_negativa.images.archive_kinds import is_wheel
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.slimming import UNMET, SlimRow, SlimStatus
@@ -40,7 +40,7 @@ from pytest_negativa.reporting.slimming import render_holes, render_problems, re
 from pytest_negativa.reporting.text import printable
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.slimming.check import check_tree
-from pytest_negativa.slimming.package import slim_package
+from pytest_negativa.slimming.package import slim_wheel
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.spares import MOST_HOLES, SpareTarget
@@ -94,7 +94,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     "--target",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write a smaller wheel or conda package into DIR.",
+    help="Write a smaller wheel into DIR.",
 )
 @click.option(
     "--keep-originals",
@@ -124,8 +124,8 @@ def slim(as_json: bool, **flags: Any) -> None:
     """Remove unused code from installed libraries.
 
     Their files get smaller. PATH is a site-packages folder, another folder (a venv, a conda
-    prefix), a library, or a wheel or conda package (with --target). By default, it is
-    the active environment, if one is active. slim needs no GPU.
+    prefix), a library, or a wheel (with --target). By default, it is the active environment, if one
+    is active. slim needs no GPU.
 
     --spare or --keep-originals keeps a way back, for slim undo; --no-way-back needs none, as in an
     image that is built anew. One of them is required, except with --dry-run and --target. On a
@@ -169,7 +169,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     """
     settings = settings_of(flags)
     request = _request(SimpleNamespace(**flags))
-    is_copy = request.target is not None or any(map(is_package, request.paths))
+    is_copy = request.target is not None or any(map(is_wheel, request.paths))
     if not (is_copy or request.options.dry_run):
         _check_change(request, no_way_back=flags["no_way_back"], yes=flags["yes"])
     _slim(request, top=settings.reports.top, as_json=as_json)
@@ -256,11 +256,11 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: A
 def _request(flags: SimpleNamespace) -> SlimRequest:
     """The request of the options, which have click's names."""
     first = str(flags.paths[0]) if flags.paths else ""
-    packages = any(map(is_package, flags.paths))
+    wheels = any(map(is_wheel, flags.paths))
     is_word = first.isalpha() and not os.path.lexists(first)
     if is_word and (near := did_you_mean(first, ("check", "undo"))):
         raise click.UsageError(f"{first}: neither a path nor a subcommand{near}")
-    refuse_other_files([path for path in flags.paths if not is_package(path)])
+    refuse_other_files([path for path in flags.paths if not is_wheel(path)])
     by_lock = flags.lock_file is not None or not flags.archs
     contradictions = (
         (flags.force_arch, flags.archs, "--force-arch goes with --arch"),
@@ -284,24 +284,24 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             "out --no-strip",
         ),
         (flags.spare_holes, flags.spare is not None, "--spare-holes goes with --spare"),
-        (flags.target, flags.keep_originals is None, "--target does not change the package"),
+        (flags.target, flags.keep_originals is None, "--target does not change the wheel"),
         (
             flags.target,
-            packages,
-            "--target takes a wheel or conda package; to keep a folder unchanged, copy it "
+            wheels,
+            "--target takes a wheel; to keep a folder unchanged, copy it "
             "(cp -a PATH COPY) and slim the copy",
         ),
         (
-            packages,
+            wheels,
             len(flags.paths) == 1,
-            "slim takes one package at a time, and nothing beside it",
+            "slim takes one wheel at a time, and nothing beside it",
         ),
         (
-            packages,
+            wheels,
             flags.target,
-            "a package needs --target DIR, the folder for the smaller package",
+            "a wheel needs --target DIR, the folder for the smaller wheel",
         ),
-        (packages, flags.spare is None, "--spare takes installed libraries, not packages"),
+        (wheels, flags.spare is None, "--spare takes installed libraries, not wheels"),
         (
             by_lock,
             flags.lock_file is not None or Path(LOCK).is_file(),
@@ -356,12 +356,12 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
         ended_by_signals(NOTHING if unchanged else GOES_ON),
         Progress("slimming") as progress,
     ):
-        if any(map(is_package, request.paths)):
-            report = slim_package(request, progress.update)
+        if any(map(is_wheel, request.paths)):
+            report = slim_wheel(request, progress.update)
             assert request.target is not None
-            [package] = request.paths
-            if (new := request.target / package.name).exists():
-                sizes = (format_bytes(path.stat().st_size) for path in (package, new))
+            [wheel] = request.paths
+            if (new := request.target / wheel.name).exists():
+                sizes = (format_bytes(path.stat().st_size) for path in (wheel, new))
                 show(
                     f"negativa: {printable(str(new))}: {' -> '.join(sizes)}; check the licences of "
                     "its libraries before you pass it on",
@@ -395,8 +395,8 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
     where = named_paths(*request.paths)
     if report.stopped:
         return "nothing was done: not all libraries of the lock are here"
-    # A package without GPU code becomes a copy: all of an environment may go through slim.
-    if any(map(is_package, request.paths)):
+    # A wheel without GPU code becomes a copy: all of an environment may go through slim.
+    if any(map(is_wheel, request.paths)):
         return None
     # A distribution has a row for each site with another version of it.
     unmet = all(row.status in UNMET - {SlimStatus.SPARE_AWAY} for row in report.rows)
@@ -414,8 +414,8 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
         if request.lock.cpu is not None and request.options.spare is None and not wanted
         else "nothing of the lock is there"
     )
-    if any(is_package(inner) for path in request.paths for inner in path.glob("*")):
-        what += "; the packages there were not opened: pass each by its own path, with --target"
+    if any(is_wheel(inner) for path in request.paths for inner in path.glob("*")):
+        what += "; the wheels there were not opened: pass each by its own path, with --target"
     return f"nothing to slim in {where}: {what}"
 
 

@@ -13,10 +13,10 @@ import click
 from pytest_negativa.analysis.vex import SearchedLibraries, load_vulnerabilities, make_document
 from pytest_negativa.cli.common import EXISTING, PathOrUrl, active_paths, encode_json
 from pytest_negativa.errors import OptionError, StoreError
-from pytest_negativa.images.archive_kinds import is_package
+from pytest_negativa.images.archive_kinds import is_wheel
 from pytest_negativa.images.layers import is_container
 from pytest_negativa.reporting.text import print_warning
-from pytest_negativa.slimming.package import unpacked_package
+from pytest_negativa.slimming.package import unpacked_wheel
 from pytest_negativa.storage.urls import Url
 from pytest_negativa.storage.user_files import STDOUT, write_output
 
@@ -52,7 +52,7 @@ def vex(
     """State which code of vulnerabilities slimmed libraries lack.
 
     FILE lists vulnerabilities, such as CVEs, with the kernels and functions in which they lie. PATH
-    is a folder, a library, a wheel or a conda package; by default, the active environment. A
+    is a folder, a library or a wheel; by default, the active environment. A
     package is unpacked into a temporary folder; unpack another archive first. The result is an
     OpenVEX document. A library that lacks all of the code is not_affected, because of
     vulnerable_code_not_present. Any other library of the list is under_investigation: what is not
@@ -82,18 +82,17 @@ def vex(
 
 
 def _folder_or_file(path: Path, stack: contextlib.ExitStack) -> Path:
-    """The path, or the folder that a package is unpacked into until the stack is closed.
+    """The path, or the folder that a wheel is unpacked into until the stack is closed.
 
     Raises:
         OptionError: it is another archive.
-        NegativaError: the package can't be read or unpacked.
+        NegativaError: the wheel can't be read or unpacked.
     """
-    if is_package(path) and path.is_file():
-        return stack.enter_context(unpacked_package(path))[0]
+    if is_wheel(path) and path.is_file():
+        return stack.enter_context(unpacked_wheel(path))[0]
     if is_container(path):
         raise OptionError(
-            f"{path}: vex reads no archive but wheels and conda packages; unpack it, and name "
-            "the folder"
+            f"{path}: vex reads no archive but wheels; unpack it, and name the folder"
         )
     return path
 

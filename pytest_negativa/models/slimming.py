@@ -13,12 +13,11 @@ from pytest_negativa.models.lock import Sha256
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """Time since the epoch that a file can have."""
 
-Mode = Annotated[int, msgspec.Meta(ge=0, le=0o7777)]
-"""As ``chmod`` takes it."""
-
 
 class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A library that was replaced. Paths are below the folder.
+    """A library that was replaced, or a file of GPU code that was removed.
+
+    Paths are below the folder. A file that was removed has the size and digest of an empty one.
 
     Attributes:
         names: all its names; more than one if it has hard links.
@@ -57,24 +56,10 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     holes: NonNegative = 0
     replaced: Sha256 | None = None
 
-
-class RemovedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A file of GPU code that was removed as a whole.
-
-    Attributes:
-        sha256, size, mtime_ns, mode: of the file; size in bytes, mode as ``chmod`` takes it.
-        source: what told that no program needs it, for people: the lock, or archs.
-        original: where the file lies; None if it was not kept.
-        record: the RECORD that had a row for it with this digest, below the folder; None: none had.
-    """
-
-    sha256: Sha256
-    size: NonNegative
-    mtime_ns: Nanoseconds
-    mode: Mode
-    source: str
-    original: str | None = None
-    record: str | None = None
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file was removed."""
+        return self.size == 0
 
 
 class SlimManifest(Versioned, Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,11 +70,9 @@ class SlimManifest(Versioned, Record, frozen=True, kw_only=True, omit_defaults=T
             before.
         run: the token of the run that is at work, or was killed; it is in the names of the
             temporary files of that run.
-        removed: files that are gone, by their path below the folder.
     """
 
     slimmed: dict[str, SlimmedFile]
-    removed: dict[str, RemovedFile] = msgspec.field(default_factory=dict)
     run_spares: tuple[str, ...] = ()
     run: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | None = None
 

@@ -202,8 +202,9 @@ def _removed_file(error: str, folders: Sequence[Path]) -> tuple[str, ...] | None
     # An error may be a log, and thousands of files may be gone: each is read once.
     words = set(_WORDS.findall(error))
     for root in roots:
-        for name, entry in load_manifest(root).removed.items():
-            if name.rpartition("/")[2] in words and not os.path.lexists(root / name):
+        for name, entry in load_manifest(root).slimmed.items():
+            is_named = entry.is_removed and name.rpartition("/")[2] in words
+            if is_named and not os.path.lexists(root / name):
                 back = f"{_undo(root)}, or " if entry.original is not None else ""
                 return (
                     f"{root / name} was removed by negativa slim (by {entry.source}).",

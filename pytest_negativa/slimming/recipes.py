@@ -41,13 +41,6 @@ from pytest_negativa.rewriting.plan_edits import trim_kernels
 from pytest_negativa.slimming.request import SlimRequest
 from pytest_negativa.slimming.spares import LEAST_HOLE, SpareTarget, cut, plan_cut
 
-ALL_NEVER_LOADED = "never loaded: all its GPU code"
-"""Tells of a result that has no GPU code left."""
-
-
-NOT_LOADED = "not loaded by any test"
-"""Tells of a result whose spare has all that can come back."""
-
 NO_GPU_CODE = "it has no GPU code"
 
 
@@ -96,6 +89,7 @@ class Kind(enum.Enum):
     STRIP = "only drop symbol tables and debug information"
     PAGES = "keep all GPU code, and the CPU code that a run touched"
     WHOLE = "keep all of it"
+    REMOVED = "remove the file, which is GPU code itself"
 
 
 @dataclass(frozen=True)
@@ -144,13 +138,10 @@ class Recipe:
         by_code = self.kind in (Kind.ARCHS, Kind.NEVER_LOADED)
         return not by_code or self.strips_others or self.takes_pages
 
-    def why(self, *, has_gpu_code: bool) -> str | None:
+    @property
+    def why(self) -> str | None:
         """The detail of a library that lost its code because no run loaded it."""
-        if self.kind is not Kind.NEVER_LOADED:
-            return None
-        if self.spare is not None:
-            return NOT_LOADED
-        return ALL_NEVER_LOADED if has_gpu_code else None
+        return "not loaded by any test" if self.kind is Kind.NEVER_LOADED else None
 
 
 def lock_in_words(lock: Lock) -> str:
@@ -306,6 +297,11 @@ def strip_only() -> Recipe:
 def keep_whole(reason: str = "") -> Recipe:
     """Keep all of a library: the original of a slimmed one comes back."""
     return Recipe(Kind.WHOLE, reason, ("whole",), _plan_nothing)
+
+
+def remove_file(source: str, key: tuple[Any, ...]) -> Recipe:
+    """Remove a file that is GPU code itself; see ``Recipe``."""
+    return Recipe(Kind.REMOVED, source, key, _plan_nothing)
 
 
 def _plan_nothing(_recipe: Recipe, _source: ByteSource) -> Removal:

@@ -28,12 +28,6 @@ from pytest_negativa.settings.globs import (
     is_selected,
     normalized,
 )
-from pytest_negativa.slimming.code_files import (
-    Package,
-    packages_by_archs,
-    packages_by_lock,
-    removed_packages,
-)
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import is_reinstalled, may_be_kept
 from pytest_negativa.slimming.recipes import (
@@ -42,7 +36,6 @@ from pytest_negativa.slimming.recipes import (
     by_digest,
     for_others,
     keep_whole,
-    lock_in_words,
     never_loaded,
 )
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
@@ -197,11 +190,10 @@ def task_of(tree: Tree, library: Slimmed, recipe: Recipe) -> Task:
 
 
 def _already(tree: Tree, library: Slimmed, recipe: Recipe) -> SlimRow:
-    entry, why = library.entry, recipe.why(has_gpu_code=library.entry.gpu_code_removed > 0)
-    name, problem = library.results[0], None
+    entry, name, problem = library.entry, library.results[0], None
     if entry.spare is not None:
         problem = problem_of(tree.root / name, tree.note(name), thorough=False)
-    status, detail = problem or (SlimStatus.ALREADY, why)
+    status, detail = problem or (SlimStatus.ALREADY, recipe.why)
     return SlimRow(
         path=library.key,
         status=status,
@@ -224,9 +216,9 @@ class WorkList:
         tasks: libraries to slim, or to make whole.
         rows: what is known beforehand.
         past: entries of the manifest that are of no use any more.
-        packages: the files that are GPU code themselves.
         slimmed: the slimmed libraries that are there.
         away: those of the manifest that are not there.
+        removed: entries of files that were removed, and that nothing replaced, by name.
         slimmed_by_name: the same, by each of their names.
         lost: why the original of any other slimmed library is lost.
         unread: sizes in bytes of files that can't be read.
@@ -239,12 +231,16 @@ class WorkList:
         self.options = options
         self.tasks: list[Task] = []
         self.rows: list[SlimRow] = []
-        self.packages: list[Package] = []
         unlisted, self.lost = find_unlisted(tree, manifest)
+        # A killed run may have noted a result that has the size and time of the earlier one.
+        by_digest = by_digest or manifest.run is not None
         known = list(find_slimmed(tree, manifest, by_digest=by_digest))
         self.slimmed = [*(one for one in known if one.results), *unlisted]
         self.away = [one for one in known if not one.results]
         self.past = [one for one in known if one.is_past]
+        self.removed = {
+            one.key: one.entry for one in self.away if one.entry.is_removed and not one.is_past
+        }
         self._taken: set[str] = set()
         self.unread: set[int] = set()
         self.slimmed_by_name = {name: one for one in reversed(self.slimmed) for name in one.names}
@@ -256,20 +252,11 @@ class WorkList:
     @property
     def size(self) -> int:
         """Bytes of all work."""
-        tasks, packages = self.tasks, self.packages
-        return sum(task.size for task in tasks) + sum(package.size for package in packages)
+        return sum(task.size for task in self.tasks)
 
     def add_unchanged(self, name: str, status: SlimStatus, size: int, detail: str) -> None:
         """Add a row for a file that stays as it is; ``size`` in bytes."""
         self.rows.append(SlimRow.unchanged(name, status, size, detail))
-
-    def add_packages(self, packages: Iterable[Package]) -> None:
-        """Add packages, with the rows that are known of them; a spare takes no files."""
-        for package in packages:
-            if (row := package.row_before(spare=self.options.spare is not None)) is not None:
-                self.rows.append(row)
-            elif package.unused:
-                self.packages.append(package)
 
     def is_free(self, names: Iterable[str]) -> bool:
         """Whether no recipe has one of these names yet."""
@@ -350,12 +337,11 @@ def find_work(
         for folder in folders:
             for _, library in folder.libraries():
                 folder.add(library, others)
-            folder.add_packages(packages_by_archs(folder.tree, folder.manifest, others))
         return folders, []
     unmet = _match_lock(folders, rows, sizes, by_digest(request, lock))
     for folder in folders:
         _Others(folder, request, lock).apply()
-    return folders, [*unmet, *_add_packages(folders, lock, request.options)]
+    return folders, unmet
 
 
 def _match_lock(
@@ -483,24 +469,6 @@ def _stays(group: FileGroup, library: Library, reason: str) -> Recipe | SlimRow:
     return SlimRow.unchanged(group.name, SlimStatus.LEFT, group.size, reason)
 
 
-def _add_packages(
-    folders: Sequence[WorkList], lock: Lock, options: SlimOptions
-) -> Iterator[SlimRow]:
-    """Add the files of a lock; yield a row for each distribution that is in no folder."""
-    is_spared, source = options.spare is not None, lock_in_words(lock)
-    for files in lock.files:
-        packages = [
-            list(packages_by_lock(folder.tree, folder.manifest, files, source, options))
-            for folder in folders
-        ]
-        for folder, found in zip(folders, packages, strict=True):
-            folder.add_packages(found)
-        if not any(packages) and not is_spared:
-            name = f"{files.distribution} {files.version}"
-            detail = "it is not here; install it, or lock a run without it"
-            yield SlimRow.unchanged(name, SlimStatus.MISSING, files.size, detail)
-
-
 def _libraries_of_negativa(tree: Tree) -> frozenset[str]:
     """The libraries by which negativa works, and its Python, by real path."""
     here = set(map(os.path.realpath, sys.path))
@@ -553,7 +521,8 @@ def _unmet(library: LockedLibrary, folders: Sequence[WorkList]) -> SlimRow:
 def find_originals(journal: Journal, options: SlimOptions) -> WorkList:
     """The work in a folder to put its originals back."""
     tree = journal.tree
-    tree.hashed = {entry.size for entry in journal.manifest.slimmed.values()}
+    entries = journal.manifest.slimmed.values()
+    tree.hashed = {entry.size for entry in entries if not entry.is_removed}
     tree.digests((group for group in tree.groups if group.size in tree.hashed), options.jobs)
     work = WorkList(journal, options, by_digest=True)
     for slimmed in (*work.slimmed, *work.away):
@@ -567,7 +536,6 @@ def find_originals(journal: Journal, options: SlimOptions) -> WorkList:
             work.add_unchanged(slimmed.key, SlimStatus.FAILED, slimmed.entry.size, str(e))
     for group, problem in work.lost.items():
         work.add_unchanged(group.name, SlimStatus.FAILED, group.size, problem)
-    work.packages += removed_packages(tree, journal.manifest).values()
     return work
 
 
@@ -588,7 +556,9 @@ def _row_away(tree: Tree, slimmed: Slimmed, options: SlimOptions) -> SlimRow | N
         detail = slimmed.another
     elif any(is_reinstalled(entry, tree.records(name)) for name in entry.names):
         detail = "it is no longer there, and RECORD has the digest of another file"
-    elif not ours or any(map(os.path.lexists, places)) or entry.original is None:
+    elif not ours:
+        detail = "its folder is no longer there, or a link leads to another one"
+    elif any(map(os.path.lexists, places)) or not (entry.original or entry.is_removed):
         detail = "it is no longer there"
     else:
         return None

@@ -309,7 +309,7 @@ def test_a_wheel_is_unpacked_and_another_archive_refused(
     assert "it is not slimmed" in vex.reason(library="libmulti*", kernels=gone)
     vex.site = vex.site.rename(tmp_path / "ours.zip")
     error = vex.state(library="libmulti*", kernels=gone, status=2)
-    assert f"{vex.site}: vex reads no archive but wheels and conda packages" in error
+    assert f"{vex.site}: vex reads no archive but wheels" in error
 
 
 @pytest.mark.slow
