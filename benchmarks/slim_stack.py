@@ -57,7 +57,7 @@ def main() -> None:
     print_load()
     lock = ["--lock", str(arguments.lock), "--strip-others"]
     _measure(arguments.site, arguments.to, "lock", lock)
-    _measure(arguments.site, arguments.to, "never loaded", [*lock, "--drop-never-loaded"])
+    _measure(arguments.site, arguments.to, "never loaded", [*lock, "--never-loaded"])
     archs = ["--arch", arguments.arch, "--strip-others"]
     _measure(arguments.site, arguments.to, "lock and archs", [*lock[:2], *archs])
     _measure(arguments.site, arguments.to, "archs", archs)

@@ -169,7 +169,7 @@ class Stack:
         target.with_suffix(".copied").unlink(missing_ok=True)
         self.copy(target)
         arch = self.arguments.arch
-        how = ["--arch", arch] if arch else ["--spare-never-loaded"]
+        how = ["--arch", arch] if arch else ["--never-loaded"]
         words = ["--lock", str(self.suite / "negativa.lock"), *how]
         spares = target.with_name(f"{target.name}-spares")
         text = self.call(

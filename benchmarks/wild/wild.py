@@ -200,7 +200,7 @@ class _Project:
         subprocess.run(["cp", "-a", *found, site], check=True)
         size = _size(site)
         self._negativa("lock", "--unproved", "--output", lock)
-        spared = "--spare", spare, "--spare-never-loaded"
+        spared = "--spare", spare, "--never-loaded"
         slim = self._negativa("slim", "--yes", "--lock", lock, *spared, site)
         facts = {
             "project": following.name,

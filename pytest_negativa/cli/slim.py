@@ -31,17 +31,16 @@ from pytest_negativa.cli.common import (
 )
 from pytest_negativa.cli.main import ended_by_signals
 from pytest_negativa.errors import ExitStatus, OptionError, UnknownArch, did_you_mean
-from pytest_negativa.images.archive_kinds import is_package
+from pytest_negativa.images.archive_kinds import is_wheel
 from pytest_negativa.models.base import Listing
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.slimming import UNMET, SlimRow, SlimStatus
 from pytest_negativa.reporting.progress import Progress
 from pytest_negativa.reporting.slimming import render_holes, render_problems, render_rows
-from pytest_negativa.reporting.text import print_warning, printable
-from pytest_negativa.reporting.units import format_names
+from pytest_negativa.reporting.text import printable
 from pytest_negativa.settings.flags import click_options
 from pytest_negativa.slimming.check import check_tree
-from pytest_negativa.slimming.package import slim_package
+from pytest_negativa.slimming.package import slim_wheel
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.spares import MOST_HOLES, SpareTarget
@@ -80,14 +79,9 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 )
 @click.option("--keep-ptx", is_flag=True, help="Keep all PTX, for later GPUs (with --arch).")
 @click.option(
-    "--drop-never-loaded",
+    "--never-loaded",
     is_flag=True,
-    help="Remove all GPU code of libraries that the proved run never loaded.",
-)
-@click.option(
-    "--spare-never-loaded",
-    is_flag=True,
-    help="Put all code of libraries that no test loaded into the spare.",
+    help="Remove all GPU code, or with --spare all code, of libraries that no test loaded.",
 )
 @click.option("--strip-others", is_flag=True, help="Strip also libraries that lose no GPU code.")
 @click.option("--no-strip", is_flag=True, help="Keep symbol tables and debug information.")
@@ -100,7 +94,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
     "--target",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Write a smaller wheel or conda package into DIR.",
+    help="Write a smaller wheel into DIR.",
 )
 @click.option(
     "--keep-originals",
@@ -125,13 +119,13 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 @_dry_run
 @JOBS
 @as_json_option("slim")
-@click_options("remove", "reports.top")
+@click_options("reports.top")
 def slim(as_json: bool, **flags: Any) -> None:
     """Remove unused code from installed libraries.
 
     Their files get smaller. PATH is a site-packages folder, another folder (a venv, a conda
-    prefix), a library, or a wheel or conda package (with --target). By default, it is
-    the active environment, if one is active. slim needs no GPU.
+    prefix), a library, or a wheel (with --target). By default, it is the active environment, if one
+    is active. slim needs no GPU.
 
     --spare or --keep-originals keeps a way back, for slim undo; --no-way-back needs none, as in an
     image that is built anew. One of them is required, except with --dry-run and --target. On a
@@ -140,22 +134,19 @@ def slim(as_json: bool, **flags: Any) -> None:
 
     A lock (see negativa lock) or --arch says what GPU code stays. slim finds the libraries of a
     lock by digest. With both, --arch applies to the other libraries of the lock's distributions and
-    of the distributions that these require. So do --drop-never-loaded and --strip-others. slim
-    changes no other files, except RECORD, and lists what it did in negativa-slim.json. Without
-    --spare, it also removes cubin, fatbin and PTX files: those that the lock has as unused or, with
-    --arch and without a lock, that no such GPU can load. Run undo before you uninstall a
-    distribution: pip leaves the added files.
+    of the distributions that these require. So do --strip-others and, without --spare,
+    --never-loaded. slim changes no other files, except RECORD, and lists what it did in
+    negativa-slim.json. Without --spare, it also removes cubin, fatbin and PTX files: those that the
+    lock has as unused or, with --arch and without a lock, that no such GPU can load. Run undo
+    before you uninstall a distribution: pip leaves the added files.
 
     With --spare, removed code lies in a spare and comes back when a program uses it: see
     negativa help spares. So do CPU code and data that the run of the lock never used, if it
     was traced with --cpu or --negativa-cpu. The library looks for its spare in DIR, then beside
     itself, then in NEGATIVA_SPARE_DIR. Without its spare the library can't be loaded, and the error
     names the spare. A library that has a spare is slimmed anew only with --spare or
-    --keep-originals. --spare-never-loaded concerns all libraries of PATH that the lock does not
-    know by content or name. Their code comes back, too, so the lock need not be proved. --remove
-    moves whole libraries (GLOB: path, file name, soname, dist:NAME) that no process of a run with
-    CPU code opened. A program that needs one fails, and the error names its spare and the command
-    that brings it back.
+    --keep-originals. --never-loaded then concerns all libraries of PATH that the lock does not
+    know by content or name. Their code comes back, too, so the lock need not be proved.
 
     As root, slim refuses folders that other users can write to, unless NEGATIVA_NO_OTHER_USERS=1
     says that nobody else can get in, as in an image build.
@@ -163,7 +154,7 @@ def slim(as_json: bool, **flags: Any) -> None:
     The licence of a library may limit who may pass the smaller file on: see
     negativa help licences.
 
-    A library that would lose less than 65.5 kB stays unchanged. A library that --drop-never-loaded
+    A library that would lose less than 65.5 kB stays unchanged. A library that --never-loaded
     emptied fails with a CUDA error if a program loads it.
 
     \b
@@ -177,8 +168,8 @@ def slim(as_json: bool, **flags: Any) -> None:
     was nothing to work on; 2 wrong usage; 128 + N if signal N interrupted it.
     """
     settings = settings_of(flags)
-    request = _request(SimpleNamespace(**flags, settings=settings))
-    is_copy = request.target is not None or any(map(is_package, request.paths))
+    request = _request(SimpleNamespace(**flags))
+    is_copy = request.target is not None or any(map(is_wheel, request.paths))
     if not (is_copy or request.options.dry_run):
         _check_change(request, no_way_back=flags["no_way_back"], yes=flags["yes"])
     _slim(request, top=settings.reports.top, as_json=as_json)
@@ -265,36 +256,20 @@ def slim_check(paths: tuple[Path, ...], require: bool, as_json: bool, **flags: A
 def _request(flags: SimpleNamespace) -> SlimRequest:
     """The request of the options, which have click's names."""
     first = str(flags.paths[0]) if flags.paths else ""
-    packages = any(map(is_package, flags.paths))
+    wheels = any(map(is_wheel, flags.paths))
     is_word = first.isalpha() and not os.path.lexists(first)
     if is_word and (near := did_you_mean(first, ("check", "undo"))):
         raise click.UsageError(f"{first}: neither a path nor a subcommand{near}")
-    refuse_other_files([path for path in flags.paths if not is_package(path)])
+    refuse_other_files([path for path in flags.paths if not is_wheel(path)])
     by_lock = flags.lock_file is not None or not flags.archs
     contradictions = (
         (flags.force_arch, flags.archs, "--force-arch goes with --arch"),
         (flags.keep_ptx, flags.archs, "--keep-ptx goes with --arch; a lock says which PTX stays"),
         (flags.require, by_lock, "--require goes with a lock"),
         (
-            flags.drop_never_loaded,
+            flags.never_loaded,
             by_lock,
-            "--drop-never-loaded goes with a lock, which tells what was loaded",
-        ),
-        (
-            flags.spare_never_loaded,
-            by_lock,
-            "--spare-never-loaded goes with a lock, which tells what was loaded",
-        ),
-        (
-            flags.spare_never_loaded,
-            flags.spare is not None,
-            "--spare-never-loaded goes with --spare: no proof says that a deployment does not load "
-            "these libraries, so their code must be able to come back",
-        ),
-        (
-            flags.spare_never_loaded,
-            not flags.drop_never_loaded,
-            "--spare-never-loaded does what --drop-never-loaded does, and more; give one of them",
+            "--never-loaded goes with a lock, which tells what was loaded",
         ),
         (flags.no_strip, not flags.strip_others, "--no-strip and --strip-others contradict"),
         (
@@ -309,24 +284,24 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             "out --no-strip",
         ),
         (flags.spare_holes, flags.spare is not None, "--spare-holes goes with --spare"),
-        (flags.target, flags.keep_originals is None, "--target does not change the package"),
+        (flags.target, flags.keep_originals is None, "--target does not change the wheel"),
         (
             flags.target,
-            packages,
-            "--target takes a wheel or conda package; to keep a folder unchanged, copy it "
+            wheels,
+            "--target takes a wheel; to keep a folder unchanged, copy it "
             "(cp -a PATH COPY) and slim the copy",
         ),
         (
-            packages,
+            wheels,
             len(flags.paths) == 1,
-            "slim takes one package at a time, and nothing beside it",
+            "slim takes one wheel at a time, and nothing beside it",
         ),
         (
-            packages,
+            wheels,
             flags.target,
-            "a package needs --target DIR, the folder for the smaller package",
+            "a wheel needs --target DIR, the folder for the smaller wheel",
         ),
-        (packages, flags.spare is None, "--spare takes installed libraries, not packages"),
+        (wheels, flags.spare is None, "--spare takes installed libraries, not wheels"),
         (
             by_lock,
             flags.lock_file is not None or Path(LOCK).is_file(),
@@ -335,23 +310,13 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
     )
     check_usage(*((given and not allowed, rule) for given, allowed, rule in contradictions))
     lock = load_lock(flags.lock_file or Path(LOCK)) if by_lock else None
-    cpu = None if lock is None or flags.spare is None else lock.cpu
-    needed = "--spare and a lock with CPU code, whose run tells which libraries any process opened"
-    check_usage((flags.negativa_remove and cpu is None, f"--remove goes with {needed}"))
-    remove = flags.settings.remove if cpu is not None and not cpu.failed else ()
-    if flags.settings.remove and not remove:
-        print_warning(
-            f"{flags.settings.sources['remove']}: remove moves no library: it goes with {needed} "
-            "and whose tests all passed"
-        )
     return SlimRequest(
         paths=flags.paths or active_paths(or_own=False),
         lock=lock,
         devices=_devices(flags.archs, force=flags.force_arch),
         keep_ptx=flags.keep_ptx,
         strip_others=flags.strip_others,
-        drop_never_loaded=flags.drop_never_loaded,
-        spare_never_loaded=flags.spare_never_loaded,
+        never_loaded=flags.never_loaded,
         require=flags.require,
         target=flags.target,
         options=SlimOptions(
@@ -360,12 +325,7 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
             keep_originals=flags.keep_originals and absolute(flags.keep_originals),
             spare=None
             if flags.spare is None
-            else SpareTarget(
-                absolute(flags.spare),
-                flags.spare_holes or MOST_HOLES,
-                remove,
-                flags.settings.keep.libraries,
-            ),
+            else SpareTarget(absolute(flags.spare), flags.spare_holes or MOST_HOLES),
             jobs=flags.jobs or available_cores(),
         ),
     )
@@ -396,12 +356,12 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
         ended_by_signals(NOTHING if unchanged else GOES_ON),
         Progress("slimming") as progress,
     ):
-        if any(map(is_package, request.paths)):
-            report = slim_package(request, progress.update)
+        if any(map(is_wheel, request.paths)):
+            report = slim_wheel(request, progress.update)
             assert request.target is not None
-            [package] = request.paths
-            if (new := request.target / package.name).exists():
-                sizes = (format_bytes(path.stat().st_size) for path in (package, new))
+            [wheel] = request.paths
+            if (new := request.target / wheel.name).exists():
+                sizes = (format_bytes(path.stat().st_size) for path in (wheel, new))
                 show(
                     f"negativa: {printable(str(new))}: {' -> '.join(sizes)}; check the licences of "
                     "its libraries before you pass it on",
@@ -410,17 +370,6 @@ def _slim(request: SlimRequest, *, top: int, as_json: bool) -> None:
         else:
             report = slim_trees(request, progress.update)
     _show_ways_back(request, report)
-    if report.opened:
-        opened = printable(format_names(report.opened))
-        show(
-            f"negativa: not moved whole: {opened} (a run opened it, a lock or log knows it, or "
-            "keep.libraries names it)",
-            err=True,
-        )
-    spare = request.options.spare
-    for glob in () if spare is None else spare.remove:
-        if glob not in report.listed:
-            print_warning(f"remove: {glob} names no library here that can go whole")
     reason = _why_nothing(request, report)
     nothing_to_do = "" if reason else f"nothing to slim in {named_paths(*request.paths)}"
     then: str | None = f"negativa slim check {as_words(request.paths)}"
@@ -446,8 +395,8 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
     where = named_paths(*request.paths)
     if report.stopped:
         return "nothing was done: not all libraries of the lock are here"
-    # A package without GPU code becomes a copy: all of an environment may go through slim.
-    if any(map(is_package, request.paths)):
+    # A wheel without GPU code becomes a copy: all of an environment may go through slim.
+    if any(map(is_wheel, request.paths)):
         return None
     # A distribution has a row for each site with another version of it.
     unmet = all(row.status in UNMET - {SlimStatus.SPARE_AWAY} for row in report.rows)
@@ -465,8 +414,8 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
         if request.lock.cpu is not None and request.options.spare is None and not wanted
         else "nothing of the lock is there"
     )
-    if any(is_package(inner) for path in request.paths for inner in path.glob("*")):
-        what += "; the packages there were not opened: pass each by its own path, with --target"
+    if any(is_wheel(inner) for path in request.paths for inner in path.glob("*")):
+        what += "; the wheels there were not opened: pass each by its own path, with --target"
     return f"nothing to slim in {where}: {what}"
 
 

@@ -59,9 +59,9 @@ def kind_at(path: Path) -> ArchiveKind | None:
     return archive_kind(head_of(path))
 
 
-def is_package(path: Path) -> bool:
-    """Whether a path has the name of a wheel or of a conda package."""
-    return path.name.endswith((WHEEL_SUFFIX, CONDA_SUFFIX, OLD_CONDA_SUFFIX))
+def is_wheel(path: Path) -> bool:
+    """Whether a path has the name of a wheel."""
+    return path.suffix == WHEEL_SUFFIX
 
 
 def count_archives(folder: Path) -> int:

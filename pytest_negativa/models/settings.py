@@ -182,7 +182,6 @@ class Settings(Record, frozen=True, kw_only=True):
         config: the file that was read, if there is one.
         directory: the folder for runs.
         paths: paths here, by globs on paths of other machines.
-        remove: globs of libraries that slim may move whole into a spare.
         require_gpu: whether a run without GPU code on a GPU fails.
         no_jit: whether a run that compiled GPU code fails.
         cpu: whether CPU code is traced, too.
@@ -200,7 +199,6 @@ class Settings(Record, frozen=True, kw_only=True):
     paths: dict[str, str]
     libraries: Libraries
     keep: Keep
-    remove: tuple[str, ...]
     granularity: Granularity
     require_gpu: bool
     no_jit: bool

@@ -13,12 +13,11 @@ from pytest_negativa.models.lock import Sha256
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """Time since the epoch that a file can have."""
 
-Mode = Annotated[int, msgspec.Meta(ge=0, le=0o7777)]
-"""As ``chmod`` takes it."""
-
 
 class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A library that was replaced. Paths are below the folder.
+    """A library that was replaced, or a file of GPU code that was removed.
+
+    Paths are below the folder. A file that was removed has the size and digest of an empty one.
 
     Attributes:
         names: all its names; more than one if it has hard links.
@@ -29,8 +28,7 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
         gpu_code_removed: bytes of GPU code that are gone, overwritten, or in the spare; 0 if only
             stripped.
             A compressed cubin that lost a part counts by how much smaller it is.
-        certificate: the word of a second program that compared the result with the original. A
-            library that went whole has none.
+        certificate: the word of a second program that compared the result with the original.
         records: the RECORD files that had a line for it.
         original: where the original lies; None if it was not kept.
         never_loaded: no run of the lock or the trace loaded it, so all code that may leave is gone.
@@ -58,24 +56,10 @@ class SlimmedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
     holes: NonNegative = 0
     replaced: Sha256 | None = None
 
-
-class RemovedFile(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A file of GPU code that was removed as a whole.
-
-    Attributes:
-        sha256, size, mtime_ns, mode: of the file; size in bytes, mode as ``chmod`` takes it.
-        source: what told that no program needs it, for people: the lock, or archs.
-        original: where the file lies; None if it was not kept.
-        record: the RECORD that had a row for it with this digest, below the folder; None: none had.
-    """
-
-    sha256: Sha256
-    size: NonNegative
-    mtime_ns: Nanoseconds
-    mode: Mode
-    source: str
-    original: str | None = None
-    record: str | None = None
+    @property
+    def is_removed(self) -> bool:
+        """Whether the file was removed."""
+        return self.size == 0
 
 
 class SlimManifest(Versioned, Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -86,11 +70,9 @@ class SlimManifest(Versioned, Record, frozen=True, kw_only=True, omit_defaults=T
             before.
         run: the token of the run that is at work, or was killed; it is in the names of the
             temporary files of that run.
-        removed: files that are gone, by their path below the folder.
     """
 
     slimmed: dict[str, SlimmedFile]
-    removed: dict[str, RemovedFile] = msgspec.field(default_factory=dict)
     run_spares: tuple[str, ...] = ()
     run: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")] | None = None
 
@@ -140,7 +122,6 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
         others: how many further names lead to the file.
         useless: no code for any of the named archs stays; such rows come first in a report.
         notes: what a reader should know.
-        moved: the whole library is in the spare.
     """
 
     path: str
@@ -151,7 +132,6 @@ class SlimRow(Record, frozen=True, kw_only=True, omit_defaults=True):
     others: NonNegative = 0
     useless: bool = False
     notes: tuple[str, ...] = ()
-    moved: bool = False
 
     @classmethod
     def unchanged(

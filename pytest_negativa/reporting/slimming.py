@@ -33,12 +33,11 @@ def render_rows(rows: Sequence[SlimRow], nothing: str, *, top: int = 0) -> str:
         top: rows of each table; 0 for all.
     """
     parts: list[str] = []
-    for title, moved in (("library", False), ("moved whole", True)):
-        if changed := sorted(
-            (row for row in rows if row.status in _IN_TABLE and row.moved is moved),
-            key=lambda row: (not row.useless, -row.before, row.path),
-        ):
-            parts.append(_table((title, "before", "after", "share", ""), changed, top))
+    if changed := sorted(
+        (row for row in rows if row.status in _IN_TABLE),
+        key=lambda row: (not row.useless, -row.before, row.path),
+    ):
+        parts.append(_table(("library", "before", "after", "share", ""), changed, top))
     if sound := sorted(
         (row for row in rows if row.status is SlimStatus.SOUND),
         key=lambda row: (-row.after, row.path),

@@ -14,8 +14,6 @@ from pytest_negativa.errors import did_you_mean, one_of
 from pytest_negativa.models.environment import OWN_VARIABLES
 from pytest_negativa.settings.options import BY_NAME, MODES, OPTIONS
 
-_OF_SESSIONS = [option for option in OPTIONS if option.requires or option.name in MODES]
-
 
 class OptionGroup(Protocol):
     """The part of pytest's option group that is used here."""
@@ -35,7 +33,7 @@ def add_pytest_options(group: OptionGroup, words: Iterable[str] | None = None) -
     is_asked = words is None or any(
         "-negativ" in word or word.startswith("@") or word in ("-h", "--help") for word in words
     )
-    for option in _OF_SESSIONS if is_asked else (BY_NAME[name] for name in MODES):
+    for option in OPTIONS if is_asked else (BY_NAME[name] for name in MODES):
         common = {"dest": option.dest, "default": None}
         text = option.help_with_default.replace("%", "%%")  # argparse formats the help
         if (off := option.off_flag) is not None:

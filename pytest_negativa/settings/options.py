@@ -230,14 +230,6 @@ OPTIONS: tuple[Option, ...] = (
         requires=_TRACED,
     ),
     Option(
-        name="remove",
-        value="GLOB",
-        help="Put these libraries whole into the spare if no run opened them.",
-        detail="With `--spare` and a lock with CPU code, whose run tells which libraries any "
-        "process opened. GLOB is a path, file name, soname or dist:NAME.",
-        is_repeated=True,
-    ),
-    Option(
         name="granularity",
         value="{element,kernel}",
         default="element",

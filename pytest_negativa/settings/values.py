@@ -280,7 +280,6 @@ _READERS: Mapping[str, _Reader] = {
     "keep.kernels": _glob,
     "keep.libraries": _library_glob,
     "keep.archs": _archs,
-    "remove": _library_glob,
     "trace.replay": _path,
     "reports.formats": _report,
     "coverage.libraries": _library_glob,

@@ -34,7 +34,13 @@ class TakenError(ReconstructError):
         )
 
 
-def replace_all(staged: Path, places: Mapping[Path, FileState | None], token: str) -> None:
+def replace_all(
+    staged: Path,
+    places: Mapping[Path, FileState | None],
+    token: str,
+    *,
+    one_of_many: bool = False,
+) -> None:
     """Let all names lead to the new file, one after the other, each at once.
 
     The new file is on disk before it gets a name, and so are the names when this returns.
@@ -43,6 +49,7 @@ def replace_all(staged: Path, places: Mapping[Path, FileState | None], token: st
         staged: the new file; its name is gone afterwards.
         places: the names, with the state of the file that each leads to; None if there is none.
         token: of the run.
+        one_of_many: leave it to the caller to force the file and its names to disk.
 
     Raises:
         TakenError: a name leads to another file; this name and those behind it were left.
@@ -50,14 +57,15 @@ def replace_all(staged: Path, places: Mapping[Path, FileState | None], token: st
     """
     first, *others = places
     try:
-        sync_file(staged)
+        if not one_of_many:
+            sync_file(staged)
         # Taking one name of a file changes the file's time of change.
         for place, state in places.items():
             look(place, state, by_ctime=True)
         take(staged, first, places[first])
         for place in others:
             link(first, place, places[place], token)
-        for folder in {place.parent for place in places}:
+        for folder in () if one_of_many else {place.parent for place in places}:
             sync_folder(folder)
     except OSError as e:
         raise ReconstructError(f"{e.filename or first}: cannot be replaced: {e.strerror}") from e
@@ -216,7 +224,6 @@ def copy_file(
     hidden: Path | None = None,
     *,
     like: Path | None = None,
-    mode: int | None = None,
     mtime_ns: int | None = None,
 ) -> None:
     """Copy a file with its owner, mode, attributes and times; it gets its name when complete.
@@ -226,7 +233,7 @@ def copy_file(
         target: the copy.
         hidden: see ``storage.atomic.NewFile``.
         like: another file, whose owner, mode, attributes and times the copy gets.
-        mode, mtime_ns: what the copy gets instead, as ``chmod`` takes it and in ns since the epoch.
+        mtime_ns: what the copy gets instead, in ns since the epoch.
 
     Raises:
         OSError: it can't be written.
@@ -239,8 +246,6 @@ def copy_file(
     ):
         write_layout(FileLayout.of_copy(Edits(source.size)), source, new.fd)
         copy_metadata(model.fileno(), new.fd, same_bytes=model is source)
-        if mode is not None:
-            os.fchmod(new.fd, mode)
         if mtime_ns is not None:
             set_mtime(new.fd, mtime_ns)
         new.publish()

@@ -7,12 +7,11 @@ import shlex
 
 from pytest_negativa.installed.record import record_digest
 from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
-from pytest_negativa.reporting.units import format_items
-from pytest_negativa.slimming.code_files import removed_packages
-from pytest_negativa.slimming.manifest import manifest_of
+from pytest_negativa.slimming.code_files import together
+from pytest_negativa.slimming.manifest import load_manifest
 from pytest_negativa.slimming.request import OnProgress, counter
 from pytest_negativa.slimming.slimmed import UNREADABLE, Fate, fate_of, unlisted
-from pytest_negativa.slimming.spares import is_moved, problem_of
+from pytest_negativa.slimming.spares import problem_of
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.storage.system import available_cores
 
@@ -41,7 +40,7 @@ def check_tree(tree: Tree, on_done: OnProgress = lambda done, total: None) -> li
     Raises:
         NegativaError: the manifest or a RECORD can't be read.
     """
-    manifest = manifest_of(tree)
+    manifest = load_manifest(tree.root)
     known: dict[str, SlimmedFile | FileGroup] = {
         name: e for e in manifest.slimmed.values() if tree.covers(e.names) for name in e.names
     }
@@ -66,11 +65,7 @@ def check_tree(tree: Tree, on_done: OnProgress = lambda done, total: None) -> li
             found = tree.group_of(name)
             rows.append(SlimRow.unchanged(name, status, 0 if found is None else found.size, why))
             count(known[name].size)
-    rows.sort(key=lambda row: row.path)
-    for package in removed_packages(tree, manifest).values():
-        detail = f"{format_items(len(package.gone), 'file', 'files')} removed"
-        rows.append(SlimRow.unchanged(package.name, SlimStatus.SOUND, 0, detail))
-    return rows
+    return sorted(together(rows), key=lambda row: row.path)
 
 
 def _judge(tree: Tree, name: str, entry: SlimmedFile | FileGroup) -> _Judgement:
@@ -81,6 +76,8 @@ def _judge(tree: Tree, name: str, entry: SlimmedFile | FileGroup) -> _Judgement:
         return _judge_result(tree, name, entry)
     if why is not None:
         return SlimStatus.DIFFERENT, why
+    if fate is Fate.GONE and entry.is_removed:
+        return SlimStatus.SOUND, None
     # A patch and a page of kernels that a disk lost look alike: what is not here has changed.
     status, detail = SlimStatus.CHANGED, "differs from what was written"
     if group is None:
@@ -98,9 +95,7 @@ def _judge_result(tree: Tree, name: str, entry: SlimmedFile) -> _Judgement:
         return SlimStatus.DAMAGED, f"{wrong[0]} has another digest; run negativa slim again"
     if entry.spare is None:
         return SlimStatus.SOUND, None
-    note = tree.note(name)
-    fits = "moved whole; its spare fits" if is_moved(note) else "its spare fits"
-    return problem_of(path, note) or (SlimStatus.SOUND, fits)
+    return problem_of(path, tree.note(name)) or (SlimStatus.SOUND, "its spare fits")
 
 
 def _judge_unlisted(tree: Tree, group: FileGroup) -> _Judgement:

@@ -28,7 +28,7 @@ from pytest_negativa.reporting.text import printable
 from pytest_negativa.reporting.units import and_more, format_items
 from pytest_negativa.rewriting.compact.rebuild import read_note
 from pytest_negativa.slimming.manifest import load_manifest
-from pytest_negativa.slimming.spares import is_moved, problem_of
+from pytest_negativa.slimming.spares import problem_of
 from pytest_negativa.slimming.tree import MANIFEST_NAME, scan_folder
 from pytest_negativa.tracing.mappings import parse_maps
 
@@ -202,8 +202,9 @@ def _removed_file(error: str, folders: Sequence[Path]) -> tuple[str, ...] | None
     # An error may be a log, and thousands of files may be gone: each is read once.
     words = set(_WORDS.findall(error))
     for root in roots:
-        for name, entry in load_manifest(root).removed.items():
-            if name.rpartition("/")[2] in words and not os.path.lexists(root / name):
+        for name, entry in load_manifest(root).slimmed.items():
+            is_named = entry.is_removed and name.rpartition("/")[2] in words
+            if is_named and not os.path.lexists(root / name):
                 back = f"{_undo(root)}, or " if entry.original is not None else ""
                 return (
                     f"{root / name} was removed by negativa slim (by {entry.source}).",
@@ -239,19 +240,11 @@ def _remedies(lacking: Sequence[Loss], folders: Sequence[Path]) -> Iterator[str]
 def _spares(libraries: Sequence[Loss]) -> Iterator[str]:
     problems = {one.path: problem_of(Path(one.path)) for one in libraries}
     wrong = [f"{path}: {problem[1]}" for path, problem in problems.items() if problem is not None]
-    fine = [path for path, problem in problems.items() if problem is None]
-    whole = [path for path in fine if is_moved(read_fact(path, read_note))]
-    if count := len(fine) - len(whole):
+    if count := len(problems) - len(wrong):
         yield (
             f"{format_items(count, 'library has a spare', 'libraries have spares')} here: "
             "removed code comes back when it is used, so slimming these is not the cause."
         )
-    if whole:
-        yield (
-            f"{format_items(len(whole), 'library was', 'libraries were')} moved whole: no process "
-            "can load it before negativa slim undo."
-        )
-        yield from (f"  {printable(path)}" for path in whole)
     if wrong:
         yield (
             f"{format_items(len(wrong), 'library', 'libraries')} can't get removed code back from "

@@ -25,7 +25,7 @@ from pytest_negativa.models.file_state import FileState
 from pytest_negativa.models.slimming import SlimManifest, SlimmedFile
 from pytest_negativa.rewriting.layout import state_at
 from pytest_negativa.slimming.atomic_replacement import look
-from pytest_negativa.slimming.manifest import manifest_of, save_manifest
+from pytest_negativa.slimming.manifest import load_manifest, save_manifest
 from pytest_negativa.slimming.tree import MANIFEST_NAME, Tree, roots_of, scan, staged_name
 from pytest_negativa.storage.flock import held
 from pytest_negativa.storage.shared_folders import refuse_shared
@@ -57,13 +57,12 @@ class Journal:
         Raises:
             StoreError: see ``load_manifest``.
         """
-        return manifest_of(self.tree)
+        return load_manifest(self.root)
 
     @property
     def is_empty(self) -> bool:
         """Whether a manifest lies there, and nothing in it counts any more."""
-        known = self.manifest.slimmed or self.manifest.removed
-        return not known and (self.root / MANIFEST_NAME).is_file()
+        return not self.manifest.slimmed and (self.root / MANIFEST_NAME).is_file()
 
     def places(self, names: Iterable[str]) -> dict[Path, FileState | None]:
         """The places of names, with the state of the file to replace; None if none is there.

@@ -15,7 +15,7 @@ from pytest_negativa.models.slimming import (
     SlimManifest,
     SlimmedFile,
 )
-from pytest_negativa.slimming.tree import MANIFEST_NAME, Records, Tree, staged_name
+from pytest_negativa.slimming.tree import MANIFEST_NAME, Records, staged_name
 from pytest_negativa.storage.atomic import sync_folder, write_atomically
 from pytest_negativa.storage.records import decode_versioned
 from pytest_negativa.storage.system import read_regular
@@ -51,25 +51,10 @@ def load_manifest(root: Path) -> SlimManifest:
         # No path has one, and Python's functions raise ValueError for it.
         raise StoreError(f"{path}: not a manifest of negativa slim: a zero byte in a text")
     names = (name for entry in manifest.slimmed.values() for name in entry.names)
-    for name in (*manifest.slimmed, *manifest.removed, *names):
+    for name in (*manifest.slimmed, *names):
         # The manifest may have come with an image from elsewhere.
         if not name or os.path.isabs(name) or ".." in name.split("/"):  # noqa: PTH117
             raise StoreError(f"{path}: names {name!r}, which is not below its folder")
-    return manifest
-
-
-def manifest_of(tree: Tree) -> SlimManifest:
-    """The manifest of a tree, without removed files that are back, or of nothing installed now.
-
-    Raises:
-        StoreError: see ``load_manifest``.
-    """
-    manifest = load_manifest(tree.root)
-    for name, entry in [*manifest.removed.items()] if not tree.partial else ():
-        record = None if entry.record is None else tree.root / entry.record
-        is_uninstalled = record is not None and not _owner_of(record).exists()
-        if is_uninstalled or tree.group_of(name) is not None:
-            del manifest.removed[name]
     return manifest
 
 
@@ -85,7 +70,7 @@ def save_manifest(root: Path, manifest: SlimManifest, token: str) -> None:
         StoreError: it can't be written; then it is as it was.
     """
     path = root / MANIFEST_NAME
-    if manifest.slimmed or manifest.removed or manifest.run:
+    if manifest.slimmed or manifest.run:
         data = msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1)
         write_atomically(path, data + b"\n", hidden=staged_name(path, token), durable=True)
         return

@@ -41,16 +41,6 @@ from pytest_negativa.rewriting.plan_edits import trim_kernels
 from pytest_negativa.slimming.request import SlimRequest
 from pytest_negativa.slimming.spares import LEAST_HOLE, SpareTarget, cut, plan_cut
 
-ALL_NEVER_LOADED = "never loaded: all its GPU code"
-"""Tells of a result that has no GPU code left."""
-
-
-NOT_LOADED = "not loaded by any test"
-"""Tells of a result whose spare has all that can come back."""
-
-MOVED = "no run opened it"
-"""Tells of a library that is in its spare as a whole."""
-
 NO_GPU_CODE = "it has no GPU code"
 
 
@@ -95,16 +85,11 @@ class Kind(enum.Enum):
 
     LOCK = "keep what a lock keeps"
     ARCHS = "keep what devices can load; strip libraries without GPU code, or leave them"
-    NEVER_LOADED = "keep no GPU code"
-    SPARED = "keep no code that can come back"
-    MOVED = "keep nothing of it"
+    NEVER_LOADED = "keep no GPU code; with a spare, no code that can come back"
     STRIP = "only drop symbol tables and debug information"
     PAGES = "keep all GPU code, and the CPU code that a run touched"
     WHOLE = "keep all of it"
-
-
-FOR_NEVER_LOADED = frozenset({Kind.NEVER_LOADED, Kind.SPARED, Kind.MOVED})
-"""Those that keep no GPU code, as no run loaded the library."""
+    REMOVED = "remove the file, which is GPU code itself"
 
 
 @dataclass(frozen=True)
@@ -150,14 +135,13 @@ class Recipe:
     @property
     def takes_others(self) -> bool:
         """Whether libraries that have no GPU code may change, which are most."""
-        by_code = self.kind in (Kind.ARCHS, Kind.NEVER_LOADED, Kind.SPARED)
+        by_code = self.kind in (Kind.ARCHS, Kind.NEVER_LOADED)
         return not by_code or self.strips_others or self.takes_pages
 
-    def why(self, *, has_gpu_code: bool) -> str | None:
+    @property
+    def why(self) -> str | None:
         """The detail of a library that lost its code because no run loaded it."""
-        if self.kind is Kind.NEVER_LOADED and has_gpu_code:
-            return ALL_NEVER_LOADED
-        return {Kind.SPARED: NOT_LOADED, Kind.MOVED: MOVED}.get(self.kind)
+        return "not loaded by any test" if self.kind is Kind.NEVER_LOADED else None
 
 
 def lock_in_words(lock: Lock) -> str:
@@ -253,16 +237,17 @@ def _keeps_file(
     return not plan.decisions or any(decision.kept for decision in plan.decisions)
 
 
-def never_loaded(kind: Kind, request: SlimRequest, lock: Lock) -> Recipe:
+def never_loaded(request: SlimRequest, lock: Lock) -> Recipe:
     """Keep no GPU code, or no code that can come back: the run of a lock loaded no such library."""
+    spare = request.options.spare
     return Recipe(
-        kind,
+        Kind.NEVER_LOADED,
         f"{lock_in_words(lock)}, which never loaded some libraries",
         ("never loaded", request.options.strip),
         functools.partial(_plan_by_headers, plan_for_none),
-        request.options.spare,
-        strips_others=kind is Kind.NEVER_LOADED and request.strip_others,
-        takes_cpu_code=kind is not Kind.NEVER_LOADED and lock.cpu is not None,
+        spare,
+        strips_others=spare is None and request.strip_others,
+        takes_cpu_code=spare is not None and lock.cpu is not None,
     )
 
 
@@ -284,14 +269,14 @@ def by_digest(request: SlimRequest, lock: Lock) -> dict[str, Recipe]:
     source, spare, recipes = lock_in_words(lock), request.options.spare, {}
     by_arch = for_others(request) if request.devices else None
     pages = Recipe(Kind.PAGES, source, ("pages",), _plan_nothing, spare) if spare else None
-    spared = never_loaded(Kind.SPARED, request, lock) if request.spare_never_loaded else None
+    spared = never_loaded(request, lock) if request.never_loaded and spare else None
     for row in lock.libraries:
         recipe = (
             by_lock(row, lock.proof.fill, source, strip=request.options.strip, spare=spare)
             if row.code_sha256 is not None
             else (by_arch or pages)
             if row.loaded
-            else ((spare and spared) or by_arch)
+            else (spared or by_arch)
         )
         if recipe is not None:
             recipes[row.sha256] = replace(recipe, pages=None if spare is None else row)
@@ -314,6 +299,11 @@ def keep_whole(reason: str = "") -> Recipe:
     return Recipe(Kind.WHOLE, reason, ("whole",), _plan_nothing)
 
 
+def remove_file(source: str, key: tuple[Any, ...]) -> Recipe:
+    """Remove a file that is GPU code itself; see ``Recipe``."""
+    return Recipe(Kind.REMOVED, source, key, _plan_nothing)
+
+
 def _plan_nothing(_recipe: Recipe, _source: ByteSource) -> Removal:
     return Removal()
 
@@ -333,9 +323,7 @@ def plan_library(recipe: Recipe, source: ByteSource) -> Removal:
     needed, containers = plan_cut(
         source, removal.library_map, removal.plan, pages, takes_all=recipe.takes_cpu_code
     )
-    options = spare.options_for(
-        Path(source.path).name, recipe.source, whole=recipe.kind is Kind.MOVED
-    )
+    options = spare.options_for(Path(source.path).name, recipe.source)
     return replace(
         removal,
         needed=needed,
@@ -372,9 +360,7 @@ def slim_library(
     made: Smaller
     plan, containers = removal.plan, removal.containers
     if recipe.spare is not None and (needed := removal.needed) is not None:
-        options = recipe.spare.options_for(
-            name, recipe.source, min_hole, whole=recipe.kind is Kind.MOVED
-        )
+        options = recipe.spare.options_for(name, recipe.source, min_hole)
         if target is None:
             return replace(removal, size_after=design_cut(source, needed, options, containers).size)
         library, decisions = (None, ()) if plan is None else (plan.library, plan.decisions)

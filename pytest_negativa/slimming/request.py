@@ -68,9 +68,9 @@ class SlimRequest:
         devices: whose code to keep; with a lock, in the others.
         keep_ptx: with ``devices``, keep all PTX, too.
         strip_others: strip also those of the others that lose no GPU code.
-        drop_never_loaded: with a lock, remove all GPU code of others that its run did not load.
-        spare_never_loaded: with a lock and a spare, move all code that can come back of libraries
-            that no test is known to have loaded.
+        never_loaded: with a lock, remove all GPU code of others that its run did not load. With a
+            spare, too, move all code that can come back of libraries that no test is known to have
+            loaded.
         require: do nothing unless all libraries of the lock are there.
         target: the folder for a smaller package; None: slim in place.
         options: how to do it.
@@ -81,8 +81,7 @@ class SlimRequest:
     devices: tuple[ComputeCapability, ...] = ()
     keep_ptx: bool = False
     strip_others: bool = False
-    drop_never_loaded: bool = False
-    spare_never_loaded: bool = False
+    never_loaded: bool = False
     require: bool = False
     target: Path | None = None
     options: SlimOptions = field(default_factory=SlimOptions)
@@ -97,17 +96,12 @@ class SlimReport:
         stopped: nothing was done, because a library of the lock is missing or another file.
         holes: how many the libraries of the folders have, for pages that lie in spares.
         min_hole: bytes; shorter ones stayed in the libraries that were slimmed now.
-        listed: the globs of ``remove`` that match a library that is large enough to go whole.
-        opened: libraries that ``remove`` names and that did not go whole, because a run opened
-            them, or ``keep.libraries`` names them.
     """
 
     rows: tuple[SlimRow, ...]
     stopped: bool = False
     holes: int = 0
     min_hole: int = 0
-    listed: frozenset[str] = frozenset()
-    opened: tuple[str, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -124,20 +118,22 @@ def refuse_contradictions(request: SlimRequest, roots: Iterable[Path]) -> None:
 
     Raises:
         OptionError: a folder for originals or spares lies in a folder to slim, or around it; or
-            ``drop_never_loaded`` has a lock that doesn't prove what was loaded.
+            without a spare, ``never_loaded`` has a lock that doesn't prove what was loaded.
         ReconstructError: see ``refuse_shared``.
     """
-    if request.drop_never_loaded and request.lock is not None:
+    if request.never_loaded and request.lock is not None and request.options.spare is None:
         proof = request.lock.proof
         if not proof.proved:
-            raise OptionError("--drop-never-loaded goes with a proved lock; this one is not proved")
+            raise OptionError(
+                "--never-loaded goes with a proved lock, or with --spare; this lock is not proved"
+            )
         if proof.incomplete:
             raise OptionError(
-                "--drop-never-loaded: the run of the lock may have loaded more libraries: "
+                "--never-loaded: the run of the lock may have loaded more libraries: "
                 f"{'; '.join(proof.incomplete)}"
             )
         if not request.lock.gpu_libraries:
-            raise OptionError("--drop-never-loaded: the lock has no GPU code, so it proves nothing")
+            raise OptionError("--never-loaded: the lock has no GPU code, so it proves nothing")
     for root in roots:
         _refuse_aside(request.options, root)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,12 +38,12 @@ from pytest_negativa.slimming.atomic_replacement import (
     keep_original,
     look,
     replace_all,
+    take_out,
 )
-from pytest_negativa.slimming.code_files import change_files
+from pytest_negativa.slimming.code_files import add_files, together
 from pytest_negativa.slimming.journal import open_journals
 from pytest_negativa.slimming.manifest import spares_of
 from pytest_negativa.slimming.recipes import (
-    FOR_NEVER_LOADED,
     NO_GPU_CODE,
     Kind,
     Removal,
@@ -59,6 +60,7 @@ from pytest_negativa.slimming.request import (
     counter,
     refuse_contradictions,
 )
+from pytest_negativa.slimming.slimmed import UNREADABLE
 from pytest_negativa.slimming.spares import (
     LEAST_HOLE,
     clear_abandoned,
@@ -68,10 +70,12 @@ from pytest_negativa.slimming.spares import (
     release,
     remove_unchecked,
 )
-from pytest_negativa.slimming.tree import roots_of, staged_name
+from pytest_negativa.slimming.tree import FileGroup, roots_of, staged_name
 from pytest_negativa.slimming.worklist import Task, WorkList, find_originals, find_work
 from pytest_negativa.storage.atomic import remove_abandoned
 from pytest_negativa.storage.system import available_cores
+
+_NOTHING = hashlib.sha256().hexdigest()
 
 
 def slim_trees(
@@ -93,6 +97,7 @@ def slim_trees(
     refuse_contradictions(request, roots)
     with open_journals(request.paths, dry_run=request.options.dry_run) as journals:
         work, unmet = find_work(journals, request)
+        unmet += add_files(work, request)
         if request.require:
             # They won't become what the lock wants.
             known = (row for folder in work for row in folder.rows)
@@ -172,8 +177,6 @@ def _slim_folders(
         tuple(sorted((*unmet, *rows), key=lambda row: row.path)),
         holes=holes,
         min_hole=min_hole,
-        listed=frozenset(glob for folder in folders for glob in folder.listed),
-        opened=tuple(name for folder in folders for name in folder.opened),
     )
 
 
@@ -197,6 +200,10 @@ class Slimmer:
         self._planned: dict[str, Removal] = {}
         # Those that libraries had before.
         self._spares: set[Path] = set()
+        # Whether files are back that may not be on disk yet.
+        self._unsynced = False
+        # Files that are to go.
+        self._removals: list[tuple[Task, FileGroup]] = []
 
     def foresee_holes(self) -> list[int]:
         """Sizes in bytes of the holes that the libraries of the work list could have."""
@@ -242,7 +249,7 @@ class Slimmer:
         journal, spare, work = self.journal, self.options.spare, self.work
         if self.options.dry_run:
             self._apply(on_done)
-            return self.rows
+            return list(together(self.rows))
         self._spares = clear_abandoned(journal.manifest)
         folders = []
         with contextlib.ExitStack() as held:
@@ -255,8 +262,7 @@ class Slimmer:
                 with refusing(aside, "written", ReconstructError):
                     for part in aside.glob(staged_name(Path("*"), journal.manifest.run).name):
                         part.unlink()
-            has_work = work.tasks or work.packages or work.past
-            if has_work or journal.manifest.run or journal.is_empty:
+            if work.tasks or work.past or journal.manifest.run or journal.is_empty:
                 held.enter_context(journal.at_work((*folders, *self._spares)))
             try:
                 self._apply(on_done)
@@ -270,10 +276,10 @@ class Slimmer:
                 # As long as the manifest names the folder: a run that is killed then leaves none.
                 remove_unchecked(folder)
             release(self._spares, journal.root, journal.manifest, folders)
-        return self.rows
+        return list(together(self.rows))
 
     def _apply(self, on_done: OnDone) -> None:
-        """Work in threads, and finish the libraries one by one in this thread; then the packages.
+        """Work in threads, finish the libraries one by one in this thread, and remove the files.
 
         Args:
             on_done: told of each task.
@@ -307,9 +313,7 @@ class Slimmer:
                 if not wait:
                     # A thread at work has given its file a name.
                     remove_abandoned(hidden)
-        for package in self.work.packages:
-            self.rows += change_files(self.journal, package, self.options)
-            on_done(package.size)
+        self._remove()
 
     def _staged(self, task: Task) -> Path:
         """A hidden name for the file that is to take the place."""
@@ -324,6 +328,8 @@ class Slimmer:
         """Make the file that is to take the place of a library, under its hidden name."""
         if not self.options.dry_run:
             self.journal.places(task.names)
+        if task.recipe.kind is Kind.REMOVED:
+            return self._set_aside(task)
         whole = task.recipe.source
         if task.recipe.kind is not Kind.WHOLE:
             try:
@@ -376,11 +382,73 @@ class Slimmer:
                     f"{task.source} changed while it was copied; run the command again"
                 )
 
+    def _set_aside(self, task: Task) -> Removal:
+        """Keep a file that is to be removed, if asked to."""
+        group, aside = self._group_of(task), self.options.keep_originals
+        if (sha256 := self.journal.tree.digest(group)) is None:
+            raise ReconstructError(f"{task.source}: {UNREADABLE}")
+        if aside is not None and not self.options.dry_run:
+            token = self.journal.token
+            keep_original(task.source, aside / sha256, token, group.state, one_of_many=True)
+        return Removal()
+
+    def _group_of(self, task: Task) -> FileGroup:
+        group = self.journal.tree.group_of(task.name)
+        assert group is not None, "it was found there"
+        return group
+
+    def _remove(self) -> None:
+        """Remove files that are GPU code. The manifest names all before the first one goes."""
+        tree, aside = self.journal.tree, self.options.keep_originals
+        entries: dict[str, SlimmedFile] = {}
+        for task, group in self._removals:
+            sha256 = str(tree.digest(group))
+            entries |= {
+                name: SlimmedFile(
+                    names=(name,),
+                    original_sha256=sha256,
+                    original_size=group.size,
+                    sha256=_NOTHING,
+                    size=0,
+                    mtime_ns=group.state.mtime_ns,
+                    recipe=task.recipe.digest,
+                    source=task.recipe.source,
+                    gpu_code_removed=group.size,
+                    records=self._records_of(name),
+                    original=None if aside is None else str(aside / sha256),
+                )
+                for name in group.names
+            }
+        if self._unsynced or (entries and aside is not None):
+            # One call is faster than one for each of thousands.
+            os.sync()
+        if entries:
+            self.journal.save(slimmed=self.journal.manifest.slimmed | entries)
+        for task, group in self._removals:
+            try:
+                for name in group.names:
+                    take_out(tree.root / name, group.state)
+            except ReconstructError as e:
+                self._add_unchanged(task, SlimStatus.FAILED, str(e))
+            else:
+                self.rows.append(
+                    SlimRow(path=task.name, status=SlimStatus.SLIMMED, before=task.size, after=0)
+                )
+
+    def _records_of(self, *names: str) -> tuple[str, ...]:
+        """The RECORD files that have a line for a file, below the folder."""
+        installers = (one for name in names for one in self.journal.tree.installers(name))
+        found = (os.path.relpath(one.record, self.journal.root) for one in installers)
+        return tuple(dict.fromkeys(found))
+
     def _finish(self, task: Task, made: Removal) -> None:
         """Let the names of a library lead to the new file, and note it; or only foresee that."""
+        if task.recipe.kind is Kind.REMOVED and not self.options.dry_run:
+            self._removals.append((task, self._group_of(task)))
+            return
         is_whole, size = made.whole is not None, task.size
         notes: tuple[str, ...] = ()
-        detail = task.recipe.why(has_gpu_code=made.plan is not None)
+        detail = task.recipe.why
         if made.useless_for:
             detail = f"keeps no code for {names_of(made.useless_for)}"
         if self.options.dry_run:
@@ -403,7 +471,6 @@ class Slimmer:
                 others=len(task.names) - 1,
                 useless=bool(made.useless_for),
                 notes=notes,
-                moved=task.recipe.kind is Kind.MOVED and not is_whole,
             )
         )
 
@@ -414,7 +481,9 @@ class Slimmer:
         self.journal.note_back(task.slimmed.key, task.slimmed.entry, task.names)
 
     def _replace(self, task: Task, places: Mapping[Path, FileState | None]) -> None:
-        replace_all(self._staged(task), places, self.journal.token)
+        one_of_many = task.slimmed is not None and task.slimmed.entry.is_removed
+        replace_all(self._staged(task), places, self.journal.token, one_of_many=one_of_many)
+        self._unsynced |= one_of_many
         # The library that has gone needs its spare no more.
         self._spares.update([task.spare] if task.spare is not None else [])
 
@@ -449,8 +518,6 @@ class Slimmer:
             places = {place: look(place, places[place], by_ctime=False) for place in places}
             original = str(aside)
         status = staged.stat()
-        installers = (one for name in task.names for one in journal.tree.installers(name))
-        records = tuple(dict.fromkeys(os.path.relpath(i.record, journal.root) for i in installers))
         entry = SlimmedFile(
             names=task.names,
             original_sha256=file.original_sha256,
@@ -462,9 +529,9 @@ class Slimmer:
             source=task.recipe.source,
             gpu_code_removed=made.gpu_code_removed,
             certificate=file.certificate,
-            never_loaded=task.recipe.kind in FOR_NEVER_LOADED,
+            never_loaded=task.recipe.kind is Kind.NEVER_LOADED,
             # Its RECORD may have been removed since.
-            records=records or (() if old is None else old.records),
+            records=self._records_of(*task.names) or (() if old is None else old.records),
             original=original,
             spare=None if spare is None else str(spare),
             holes=file.mapped if isinstance(file, Cut) else 0,

@@ -79,7 +79,8 @@ def fate_of(
     records = tree.records(name)
     if record_digest(digest) in records:
         return Fate.ANOTHER, "another one was installed since: RECORD has its digest"
-    is_ours = not is_reinstalled(entry, records) and _is_made_from(tree.root / name, entry)
+    is_ours = not (entry.is_removed or is_reinstalled(entry, records))
+    is_ours = is_ours and _is_made_from(tree.root / name, entry)
     return Fate.DAMAGED if is_ours else Fate.ANOTHER, None
 
 
@@ -149,6 +150,8 @@ class Slimmed:
         """
         if self.results or self.originals:
             return not self.results
+        if self.entry.is_removed:
+            return self.another is not None
         if may_be_kept(self.entry):
             return False
         return self.another is not None or self.entry.spare is None

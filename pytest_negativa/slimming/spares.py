@@ -45,7 +45,7 @@ from pytest_negativa.rewriting.compact.rebuild import (
 from pytest_negativa.rewriting.compact.records import MIN_GAIN, Cut
 from pytest_negativa.rewriting.plan_edits import removable_code
 from pytest_negativa.slimming.manifest import load_manifest, spares_of
-from pytest_negativa.slimming.tree import MANIFEST_NAME, ORIGINALS_MARK
+from pytest_negativa.slimming.tree import ORIGINALS_MARK
 from pytest_negativa.storage.atomic import remove_file, sync_folder, write_atomically
 from pytest_negativa.storage.flock import held
 from pytest_negativa.storage.shared_folders import (
@@ -76,38 +76,26 @@ class SpareAwayError(ReconstructError):
 
 @dataclass(frozen=True, slots=True)
 class SpareTarget:
-    """Where the spares lie, and which libraries go there whole.
+    """Where the spares lie.
 
     Attributes:
         folder: absolute path; the libraries name it.
         most_holes: how many holes all libraries of the folders may have together.
-        remove: globs of libraries that go whole, if no process of the trace of CPU code opened
-            them.
-        keep: globs of libraries that never do.
     """
 
     folder: Path
     most_holes: int = MOST_HOLES
-    remove: tuple[str, ...] = ()
-    keep: tuple[str, ...] = ()
 
-    def options_for(
-        self, name: str, source: str, min_hole: int = LEAST_HOLE, *, whole: bool = False
-    ) -> CutOptions:
-        """The options for a library of that file name; ``source`` told what stays.
+    def options_for(self, name: str, source: str, min_hole: int = LEAST_HOLE) -> CutOptions:
+        """The options for a library of that file name.
 
         Args:
+            source: what told what stays.
             min_hole: bytes; shorter holes stay in the file.
-            whole: all of it goes.
         """
         remedy = (
             f"Slimmed by {source}. Put it into {self.folder}, or install the library again. "
             "negativa misses tells what is needed, to keep it."
-            if not whole
-            # ld.so prints the library's path before it, which a moved folder changes.
-            else f"To have it back, run negativa slim undo on the folder above that has "
-            f"{MANIFEST_NAME}. To keep it, take it out of remove in negativa.yaml, or trace a run "
-            "that opens it; then slim again."
         )
         return CutOptions(
             min_hole=min_hole,
@@ -117,7 +105,6 @@ class SpareTarget:
             folders=(str(self.folder),),
             # ld.so prints it unescaped.
             remedy=printable(remedy),
-            whole=whole,
         )
 
 
@@ -407,11 +394,6 @@ def note_of(library: Path) -> Note | None:
     """
     with ByteSource(library) as source:
         return read_note(source)
-
-
-def is_moved(note: Note | None) -> bool:
-    """Whether a library went whole: what is there is refused by ld.so, and has no code."""
-    return note is not None and not note.holes
 
 
 def spare_folders(library: Path, note: Note) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import hashlib
 import os
 import re
 import stat
@@ -44,12 +45,15 @@ ORIGINALS_MARK = ".negativa-originals"
 STAGED_SUFFIX = ".negativa-slim"
 """Ends the hidden names of files that will replace another; their writer adds a suffix."""
 
+_LONGEST_STAGED = 150
+"""Bytes of a name that a hidden name can begin with: with all that follows it has 255 at most."""
+
 Records = Mapping[str, Path]
 """The digests that RECORD files have for a library now, and which RECORD has each."""
 
 _NO_LIBRARY = (
-    "not a shared library (ELF, *.so*); slim takes folders, libraries, and one wheel or "
-    "conda package with --target; of an image, slim the folder of its packages while it is built"
+    "not a shared library (ELF, *.so*); slim takes folders, libraries, and one wheel with "
+    "--target; of an image or a conda package, slim the folder of its files while it is built"
 )
 _TEMPORARY = re.compile(
     rf"\..+\.[0-9a-f]{{16}}{re.escape(STAGED_SUFFIX)}(\..+\{TEMPORARY_SUFFIX})?", re.DOTALL
@@ -70,7 +74,10 @@ def staged_name(path: Path, token: str) -> Path:
         path: the place.
         token: of the run.
     """
-    return path.with_name(f".{path.name}.{token}{STAGED_SUFFIX}")
+    name = path.name
+    if len(os.fsencode(name)) > _LONGEST_STAGED:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return path.with_name(f".{name}.{token}{STAGED_SUFFIX}")
 
 
 @dataclass(frozen=True, slots=True)

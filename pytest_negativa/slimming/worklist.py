@@ -25,27 +25,17 @@ from pytest_negativa.models.slimming import SlimRow, SlimStatus
 from pytest_negativa.rewriting.compact.records import MIN_GAIN
 from pytest_negativa.settings.globs import (
     LibraryNames,
-    first_glob,
     is_selected,
-    matches_library,
     normalized,
-)
-from pytest_negativa.slimming.code_files import (
-    Package,
-    packages_by_archs,
-    packages_by_lock,
-    removed_packages,
 )
 from pytest_negativa.slimming.journal import Journal
 from pytest_negativa.slimming.manifest import is_reinstalled, may_be_kept
 from pytest_negativa.slimming.recipes import (
-    FOR_NEVER_LOADED,
     Kind,
     Recipe,
     by_digest,
     for_others,
     keep_whole,
-    lock_in_words,
     never_loaded,
 )
 from pytest_negativa.slimming.request import SlimOptions, SlimRequest
@@ -56,7 +46,7 @@ from pytest_negativa.slimming.slimmed import (
     find_unlisted,
     kept_original,
 )
-from pytest_negativa.slimming.spares import find_spare, is_moved, problem_of
+from pytest_negativa.slimming.spares import find_spare, problem_of
 from pytest_negativa.slimming.tree import FileGroup, Tree
 from pytest_negativa.tracing.mappings import parse_maps
 
@@ -94,9 +84,6 @@ def runs_below(path: Path, names: Iterable[str]) -> str | None:
 _KEPT = (
     "libraries.include, libraries.exclude or keep.libraries of the project keeps it, so it stays "
     "whole although no test loaded it"
-)
-_NOT_MOVED = (
-    "it was moved whole, and now a run opened it, or remove in negativa.yaml does not name it"
 )
 _LEFT_OUT = "the lock leaves it out, so all of it is needed"
 _HAS_SPARE = (
@@ -180,7 +167,7 @@ def _classify_slimmed(
         return task_of(tree, library, recipe)
     except NegativaError as e:
         # If GPU code is gone, some of it may be what the recipe keeps.
-        keeps_none = recipe.kind in {Kind.STRIP, *FOR_NEVER_LOADED}
+        keeps_none = recipe.kind in {Kind.STRIP, Kind.NEVER_LOADED}
         is_fine = library.is_whole and (keeps_none or not entry.gpu_code_removed)
         status = SlimStatus.LEFT if is_fine else SlimStatus.FAILED
         return SlimRow.unchanged(library.key, status, entry.size, str(e))
@@ -203,11 +190,10 @@ def task_of(tree: Tree, library: Slimmed, recipe: Recipe) -> Task:
 
 
 def _already(tree: Tree, library: Slimmed, recipe: Recipe) -> SlimRow:
-    entry, why = library.entry, recipe.why(has_gpu_code=library.entry.gpu_code_removed > 0)
-    name, problem = library.results[0], None
+    entry, name, problem = library.entry, library.results[0], None
     if entry.spare is not None:
         problem = problem_of(tree.root / name, tree.note(name), thorough=False)
-    status, detail = problem or (SlimStatus.ALREADY, why)
+    status, detail = problem or (SlimStatus.ALREADY, recipe.why)
     return SlimRow(
         path=library.key,
         status=status,
@@ -215,7 +201,6 @@ def _already(tree: Tree, library: Slimmed, recipe: Recipe) -> SlimRow:
         after=entry.size,
         detail=detail,
         others=len(entry.names) - 1,
-        moved=recipe.kind is Kind.MOVED,
     )
 
 
@@ -231,11 +216,9 @@ class WorkList:
         tasks: libraries to slim, or to make whole.
         rows: what is known beforehand.
         past: entries of the manifest that are of no use any more.
-        packages: the files that are GPU code themselves.
-        listed: the globs of ``SpareTarget.remove`` that match a library of any use.
-        opened: names of libraries that could go whole if no run had opened them.
         slimmed: the slimmed libraries that are there.
         away: those of the manifest that are not there.
+        removed: entries of files that were removed, and that nothing replaced, by name.
         slimmed_by_name: the same, by each of their names.
         lost: why the original of any other slimmed library is lost.
         unread: sizes in bytes of files that can't be read.
@@ -248,14 +231,16 @@ class WorkList:
         self.options = options
         self.tasks: list[Task] = []
         self.rows: list[SlimRow] = []
-        self.packages: list[Package] = []
-        self.listed: set[str] = set()
-        self.opened: list[str] = []
         unlisted, self.lost = find_unlisted(tree, manifest)
+        # A killed run may have noted a result that has the size and time of the earlier one.
+        by_digest = by_digest or manifest.run is not None
         known = list(find_slimmed(tree, manifest, by_digest=by_digest))
         self.slimmed = [*(one for one in known if one.results), *unlisted]
         self.away = [one for one in known if not one.results]
         self.past = [one for one in known if one.is_past]
+        self.removed = {
+            one.key: one.entry for one in self.away if one.entry.is_removed and not one.is_past
+        }
         self._taken: set[str] = set()
         self.unread: set[int] = set()
         self.slimmed_by_name = {name: one for one in reversed(self.slimmed) for name in one.names}
@@ -267,20 +252,11 @@ class WorkList:
     @property
     def size(self) -> int:
         """Bytes of all work."""
-        tasks, packages = self.tasks, self.packages
-        return sum(task.size for task in tasks) + sum(package.size for package in packages)
+        return sum(task.size for task in self.tasks)
 
     def add_unchanged(self, name: str, status: SlimStatus, size: int, detail: str) -> None:
         """Add a row for a file that stays as it is; ``size`` in bytes."""
         self.rows.append(SlimRow.unchanged(name, status, size, detail))
-
-    def add_packages(self, packages: Iterable[Package]) -> None:
-        """Add packages, with the rows that are known of them; a spare takes no files."""
-        for package in packages:
-            if (row := package.row_before(spare=self.options.spare is not None)) is not None:
-                self.rows.append(row)
-            elif package.unused:
-                self.packages.append(package)
 
     def is_free(self, names: Iterable[str]) -> bool:
         """Whether no recipe has one of these names yet."""
@@ -350,7 +326,7 @@ def find_work(
     lock, spare = request.lock, request.options.spare
     rows = () if lock is None else lock.gpu_libraries if spare is None else lock.libraries
     sizes = {row.size for row in rows}
-    searched = lock is None or bool(request.devices) or request.drop_never_loaded
+    searched = lock is None or bool(request.devices) or (request.never_loaded and spare is None)
     for tree in (journal.tree for journal in journals):
         tree.searched, tree.hashed = searched, sizes
         tree.digests((g for g in tree.groups if g.size in sizes), request.options.jobs)
@@ -361,12 +337,11 @@ def find_work(
         for folder in folders:
             for _, library in folder.libraries():
                 folder.add(library, others)
-            folder.add_packages(packages_by_archs(folder.tree, folder.manifest, others))
         return folders, []
     unmet = _match_lock(folders, rows, sizes, by_digest(request, lock))
     for folder in folders:
         _Others(folder, request, lock).apply()
-    return folders, [*unmet, *_add_packages(folders, lock, request.options)]
+    return folders, unmet
 
 
 def _match_lock(
@@ -412,113 +387,72 @@ class _Others:
 
     def __init__(self, folder: WorkList, request: SlimRequest, lock: Lock) -> None:
         self._folder, self._tree, self._lock = folder, folder.tree, lock
-        self._others, spare = for_others(request), request.options.spare
+        self._others = for_others(request)
+        self._never_loaded = never_loaded(request, lock) if request.never_loaded else None
         rows: tuple[LockedLibrary | LeftOut, ...] = (*lock.libraries, *lock.left_out)
         paths = {row.path for row in rows}.union(*(row.others for row in lock.libraries))
         self._loaded = {path.rpartition("/")[2] for path in paths}
-        is_here = any(
-            not folder.is_free(group.names) or not self._loaded.isdisjoint(group.base_names)
-            for group in folder.tree.groups
-        )
         self._loaded.update(row.soname for row in rows if row.soname is not None)
         self._left_out = tuple(f"/{row.path}" for row in lock.left_out)
         # What the project lets lose its code.
         self._selected = Libraries(include=lock.include, exclude=lock.exclude)
-        wanted = {
-            Kind.NEVER_LOADED: request.drop_never_loaded,
-            Kind.SPARED: spare is not None and request.spare_never_loaded,
-            # Else the lock is that of another environment.
-            Kind.MOVED: spare is not None and lock.cpu is not None and is_here,
-        }
-        recipes = {kind: never_loaded(kind, request, lock) for kind in wanted if wanted[kind]}
-        never, self._spared, self._moves = map(recipes.get, wanted)
-        self._remove = () if spare is None or self._moves is None else spare.remove
-        self._keep = () if spare is None else spare.keep
         versions = {
             (normalized(row.distribution or ""), row.version)
             for row in (*lock.gpu_libraries, *lock.left_out) or rows
         }
         locked = {name for name, _ in versions if name}
-        # Of the lock's distributions and of what they require, by path: what becomes of libraries
-        # that were never loaded. In another version, more libraries may be loaded.
-        self._never: dict[str, Recipe | None] = {}
-        for site in folder.tree.sites:
-            found = tuple(site.with_requirements(locked)) if self._others or never else ()
+        # The libraries of the lock's distributions and of what they require, by path: whether these
+        # distributions have the lock's versions. In another version, more libraries may be loaded.
+        self._are_same: dict[str, bool] = {}
+        for site in folder.tree.sites if self._others or self._never_loaded else ():
+            found = tuple(site.with_requirements(locked))
             here = {(normalized(one.name), one.version) for one in found}
             are_same = all(one in versions or one[0] not in locked for one in here)
             owned = (path for one in found for path in one.libraries)
-            self._never |= dict.fromkeys(owned, never if are_same else None)
+            self._are_same |= dict.fromkeys(owned, are_same)
 
     def apply(self) -> None:
         """Give the libraries to recipes, or to rows that tell why they stay."""
         for group, library in self._folder.libraries():
             if (answer := self._answer(group, library)) is not None:
                 self._folder.add(library, answer)
-        if self._remove:
-            self._note_listed()
 
     def _answer(self, group: FileGroup, library: Library) -> Recipe | SlimRow | None:
         """The first rule that applies counts; None: the library is no concern."""
-        is_slimmed = isinstance(library, Slimmed)
         if isinstance(library, Slimmed) and self._is_left_out(library):
             return keep_whole(_LEFT_OUT)
-        names = self._names_of(group)
+        paths = (str(self._tree.root / name) for name in group.names)
+        owned = [self._are_same[path] for path in paths if path in self._are_same]
+        others, never = self._others if owned else None, self._never_loaded
+        if never is None or not self._may_go(group, library, never, are_same=any(owned)):
+            return others
+        owners = (one.name for name in group.names for one in self._tree.installers(name)[-1:])
+        path, soname = self._tree.root / group.name, self._tree.facts(group).soname
+        names = LibraryNames(str(path), soname, next(owners, None))
+        is_free = is_selected(self._selected, names)
+        reason = runs_below(path, (*group.names, soname or "")) if is_free else _KEPT
+        if reason is None:
+            return never
+        if others is None and (never.takes_cpu_code or self._tree.has_gpu_code(group)):
+            return _stays(group, library, reason)
+        return others
+
+    def _may_go(
+        self, group: FileGroup, library: Library, recipe: Recipe, *, are_same: bool
+    ) -> bool:
+        """Whether a library that was never loaded may lose all code; small ones lose none.
+
+        Args:
+            recipe: what it would lose.
+            are_same: it is of the lock's distributions, see ``_are_same``.
+        """
+        is_large = isinstance(library, Slimmed) or group.size >= MIN_GAIN
+        if recipe.spare is not None and not (is_large and self._tree.is_library(group)):
+            return False
         # A library in any folder may be loaded in place of one that a run loaded, if they share the
         # base name or the soname.
-        is_known = not self._loaded.isdisjoint({names.soname, *group.base_names})
-        # All code may go of a library that is no small one.
-        may_go = (
-            (is_slimmed or group.size >= MIN_GAIN) and not is_known and self._tree.is_library(group)
-        )
-        if may_go and first_glob(self._remove, names) and first_glob(self._keep, names) is None:
-            return self._unless_it_runs(self._moves, group, library)
-        may_be_spared = may_go and self._spared is not None
-        paths = [str(self._tree.root / name) for name in group.names]
-        owned = [self._never[path] for path in paths if path in self._never]
-        is_never = may_be_spared or (any(owned) and not is_known)
-        is_kept = is_never and not is_selected(self._selected, names)
-        if may_be_spared and not is_kept:
-            return self._unless_it_runs(self._spared, group, library)
-        recipe = (owned[0] if owned and is_never and not is_kept else None) or self._others
-        if owned and recipe is not None:
-            return recipe
-        if is_slimmed and self._moves is not None and is_moved(self._tree.note(library.names[0])):
-            return keep_whole(_NOT_MOVED)
-        if is_kept and (
-            (may_be_spared and self._lock.cpu is not None) or self._tree.has_gpu_code(group)
-        ):
-            return _stays(group, library, _KEPT)
-        return None
-
-    def _names_of(self, group: FileGroup) -> LibraryNames:
-        owners = (one.name for name in group.names for one in self._tree.installers(name)[-1:])
-        return LibraryNames(
-            str(self._tree.root / group.name), self._tree.facts(group).soname, next(owners, None)
-        )
-
-    def _note_listed(self) -> None:
-        """Note which globs match libraries of any use, and which of these don't go whole."""
-        folder = self._folder
-        told = {
-            *(task.name for task in folder.tasks if task.recipe.kind is Kind.MOVED),
-            *(row.path for row in folder.rows if row.moved or row.status is SlimStatus.LEFT),
-        }
-        for group in self._tree.groups:
-            is_large = group.size >= MIN_GAIN or group.name in folder.slimmed_by_name
-            if is_large and self._tree.is_library(group):
-                names = self._names_of(group)
-                listed = {glob for glob in self._remove if matches_library(glob, names)}
-                folder.listed |= listed
-                if listed and told.isdisjoint(group.names):
-                    folder.opened.append(group.name)
-
-    def _unless_it_runs(
-        self, recipe: Recipe | None, group: FileGroup, library: Library
-    ) -> Recipe | SlimRow | None:
-        """A recipe for a library that no test loaded, unless processes run by it."""
-        names = (*group.names, self._tree.facts(group).soname or "")
-        reason = runs_below(self._tree.root / group.name, names)
-        return recipe if reason is None else _stays(group, library, reason)
+        names = {self._tree.facts(group).soname, *group.base_names}
+        return (recipe.spare is not None or are_same) and self._loaded.isdisjoint(names)
 
     def _is_left_out(self, library: Slimmed) -> bool:
         """Whether the lock needs it whole, and the result that is here lacks code."""
@@ -533,24 +467,6 @@ def _stays(group: FileGroup, library: Library, reason: str) -> Recipe | SlimRow:
     if isinstance(library, Slimmed):
         return keep_whole(reason)
     return SlimRow.unchanged(group.name, SlimStatus.LEFT, group.size, reason)
-
-
-def _add_packages(
-    folders: Sequence[WorkList], lock: Lock, options: SlimOptions
-) -> Iterator[SlimRow]:
-    """Add the files of a lock; yield a row for each distribution that is in no folder."""
-    is_spared, source = options.spare is not None, lock_in_words(lock)
-    for files in lock.files:
-        packages = [
-            list(packages_by_lock(folder.tree, folder.manifest, files, source, options))
-            for folder in folders
-        ]
-        for folder, found in zip(folders, packages, strict=True):
-            folder.add_packages(found)
-        if not any(packages) and not is_spared:
-            name = f"{files.distribution} {files.version}"
-            detail = "it is not here; install it, or lock a run without it"
-            yield SlimRow.unchanged(name, SlimStatus.MISSING, files.size, detail)
 
 
 def _libraries_of_negativa(tree: Tree) -> frozenset[str]:
@@ -605,7 +521,8 @@ def _unmet(library: LockedLibrary, folders: Sequence[WorkList]) -> SlimRow:
 def find_originals(journal: Journal, options: SlimOptions) -> WorkList:
     """The work in a folder to put its originals back."""
     tree = journal.tree
-    tree.hashed = {entry.size for entry in journal.manifest.slimmed.values()}
+    entries = journal.manifest.slimmed.values()
+    tree.hashed = {entry.size for entry in entries if not entry.is_removed}
     tree.digests((group for group in tree.groups if group.size in tree.hashed), options.jobs)
     work = WorkList(journal, options, by_digest=True)
     for slimmed in (*work.slimmed, *work.away):
@@ -619,7 +536,6 @@ def find_originals(journal: Journal, options: SlimOptions) -> WorkList:
             work.add_unchanged(slimmed.key, SlimStatus.FAILED, slimmed.entry.size, str(e))
     for group, problem in work.lost.items():
         work.add_unchanged(group.name, SlimStatus.FAILED, group.size, problem)
-    work.packages += removed_packages(tree, journal.manifest).values()
     return work
 
 
@@ -640,7 +556,9 @@ def _row_away(tree: Tree, slimmed: Slimmed, options: SlimOptions) -> SlimRow | N
         detail = slimmed.another
     elif any(is_reinstalled(entry, tree.records(name)) for name in entry.names):
         detail = "it is no longer there, and RECORD has the digest of another file"
-    elif not ours or any(map(os.path.lexists, places)) or entry.original is None:
+    elif not ours:
+        detail = "its folder is no longer there, or a link leads to another one"
+    elif any(map(os.path.lexists, places)) or not (entry.original or entry.is_removed):
         detail = "it is no longer there"
     else:
         return None

@@ -203,7 +203,7 @@ class TestSlim:
             path.write_bytes(content)
             problem = negativa("slim", "--no-way-back", *words, path, code=2).stderr
             assert f"{path}: not a shared library (ELF, *.so*); slim takes folders" in problem
-            assert "of an image, slim the folder of its packages while it is built" in problem
+            assert "of an image or a conda package, slim the folder of its files while" in problem
 
     def test_lock_of_this_folder(self, site: Made, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(site.folder)
@@ -263,7 +263,7 @@ class TestSlim:
             (("--lock", "LOCK", "--no-strip", "--strip-others"), "contradict"),
             (
                 ("--lock", "LOCK", "--target", "x", "--keep-originals", "y"),
-                "does not change the package",
+                "does not change the wheel",
             ),
             (("undo", "--lock", "LOCK"), "No such option"),
             (("undo", "--check"), "No such option"),
@@ -298,7 +298,7 @@ class TestSlim:
     def test_a_folder_of_wheels(self, tmp_path: Path) -> None:
         (tmp_path / "one-1.0-py3-none-any.whl").write_bytes(b"PK")
         result = negativa("slim", "--no-way-back", "--arch", "sm_90", tmp_path, code=1)
-        told = "no library has GPU code; the packages there were not opened: pass each by its"
+        told = "no library has GPU code; the wheels there were not opened: pass each by its"
         assert told in result.stderr
 
     def test_originals_that_can_no_longer_be_kept(self, site: Made, tmp_path: Path) -> None:

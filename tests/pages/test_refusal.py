@@ -15,17 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from elftools.elf.dynamic import DynamicSection, DynamicSegment
+from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.relocation import RelocationSection
 
-from pytest_negativa.errors import ReconstructError
-from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.pages.note import PROBLEMS
-from pytest_negativa.rewriting.compact.cut import CutOptions, cut_library, design_cut
-from pytest_negativa.rewriting.compact.rebuild import rebuild_original
+from pytest_negativa.rewriting.compact.cut import CutOptions
 from pytest_negativa.rewriting.compact.records import Cut
-from tests.support.compiling import compile_c, compile_shared
+from tests.support.compiling import compile_c
 from tests.support.cutting import (
     Kit,
     build_kit,
@@ -263,28 +260,3 @@ def test_a_program_with_more_rights_than_its_caller_has(kit: Kit) -> None:
         subprocess.run([setcap, "cap_net_raw=ep", program], check=True)
         assert run(away) == (3, message_of(away, ABSENT))
         assert run(named) == run(kit.cut(folder / "beside")) == (0, kit.output)
-
-
-def test_a_library_that_went_whole(kit: Kit, tmp_path: Path) -> None:
-    """It is refused beside its spare, too; and the two give it back."""
-    options = CutOptions(whole=True, remedy="Call for help.")
-    named = compile_shared("spare/later.c", tmp_path / "libnamed.so.1", "-DFIRST")
-    for library, soname in ((kit.library, None), (named, named.name)):
-        folder = tmp_path / "cut" / library.name
-        folder.mkdir(parents=True)
-        cut = cut_library(library, folder / library.name, folder, [], options)
-        done = kit.run("plain", cut.library)
-        text = f"[negativa] it was moved whole into its spare {cut.spare.name}. Call for help."
-        assert (done.returncode, done.stdout) == (3, f"{cut.library}: undefined symbol: {text}\n")
-        with ByteSource(library) as source:
-            assert cut.size_after == design_cut(source, [], options).size < 6000
-        with cut.library.open("rb") as file:
-            segments = ELFFile(file).iter_segments()
-            dynamic = next(s for s in segments if isinstance(s, DynamicSegment))
-            names = [tag.soname for tag in dynamic.iter_tags("DT_SONAME")]  # type: ignore[attr-defined]
-            assert names == ([soname] if soname else [])
-        rebuild_original(cut.library, cut.spare, folder / "again")
-        assert (folder / "again").read_bytes() == library.read_bytes()
-        cut.spare.write_bytes(cut.spare.read_bytes().replace(b"\x7fELF", b"\x7fELG", 1))
-        with pytest.raises(ReconstructError, match="does not give the original back"):
-            rebuild_original(cut.library, cut.spare, folder / "again")

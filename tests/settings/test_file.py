@@ -342,7 +342,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
       "replay"]),
     ("enabled: true",
      ["negativa.yaml:1:1: unknown key 'enabled'; expected one of directory, paths, libraries, "
-      "keep, remove, granularity, require_gpu, no_jit, cpu, trace, verify, reports, coverage, "
+      "keep, granularity, require_gpu, no_jit, cpu, trace, verify, reports, coverage, "
       "thresholds, compare, cache_dir"]),
     ("reports: {formats: ['json:ftp://me:secret@host/a']}",
      ["negativa.yaml:1:21: reports.formats: ftp://...: a URL with a password is not taken, for it "
@@ -354,7 +354,7 @@ MISTAKES: list[tuple[str, list[str]]] = [
     # shapes
     ("- keep",
      ["negativa.yaml:1:1: found a list, expected a mapping with the keys directory, paths, "
-      "libraries, keep, remove, granularity, require_gpu, no_jit, cpu, trace, verify, reports, "
+      "libraries, keep, granularity, require_gpu, no_jit, cpu, trace, verify, reports, "
       "coverage, thresholds, compare, cache_dir"]),
     ("trace: launch",
      ["negativa.yaml:1:8: trace: found 'launch', expected a mapping with the keys level, "

@@ -45,8 +45,6 @@ FORMATS = one_of([kind.value for kind in ReportFormat])
 ROOT = "/project"
 CWD = "/elsewhere"
 TERMINAL = {"format": "terminal", "path": None}
-OF_COMMANDS = ["remove"]
-"""Options that no session has, so pytest has no flag for them."""
 MARKDOWN = {"format": "markdown", "path": "/project/.negativa/report.md"}
 
 
@@ -129,13 +127,6 @@ CASES = [
         [],
     ),
     Case("keep.ptx", ("all",), "all", "newest", "newest", "newest", "newest", "off"),
-    Case(
-        "remove",
-        ("liba*", "dist:b"), ["liba*", "dist:b"],
-        "libb.so", ["libb.so"],
-        "dist:c", ["dist:c"],
-        [],
-    ),
     Case("granularity", ("kernel",), "kernel", "kernel", "kernel", "kernel", "kernel", "element"),
     Case("require_gpu", (), True, "True", True, "true", True, False),
     Case("no_jit", (), True, "1", True, "true", True, False),
@@ -271,7 +262,7 @@ def parse(*arguments: str) -> dict[str, Any]:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_pytest_options(Group())
     text = parser.format_help()
-    assert [o.name for o in OPTIONS if f" {o.flag}" not in text] == OF_COMMANDS
+    assert [o.name for o in OPTIONS if f" {o.flag}" not in text] == []
     return pick_flags(vars(parser.parse_args(arguments)))
 
 
@@ -284,9 +275,7 @@ def flags_for(case: Case) -> list[str]:
 
 def flags_of(*cases: Case) -> dict[str, Any]:
     """The flags of cases, as pytest or a command parses them."""
-    of_commands = {case.name: case.flag for case in cases if case.name in OF_COMMANDS}
-    others = (case for case in cases if case.name not in OF_COMMANDS)
-    return of_commands | parse(*(flag for case in others for flag in flags_for(case)))
+    return parse(*(flag for case in cases for flag in flags_for(case)))
 
 
 def environ_for(case: Case) -> dict[str, str]:
@@ -432,8 +421,7 @@ def test_flags_are_there_if_the_command_line_may_have_some(
     add_pytest_options(Group(), words)
     modes = {flag for name in MODES for flag in (BY_NAME[name].flag, BY_NAME[name].off_flag)}
     assert modes <= found
-    of_sessions = {o.flag for o in OPTIONS if o.name not in OF_COMMANDS}
-    assert (of_sessions <= found) == has_all == (found != modes)
+    assert ({o.flag for o in OPTIONS} <= found) == has_all == (found != modes)
 
 
 def test_the_reference_names_the_formats_of_reports() -> None:
@@ -454,9 +442,9 @@ def test_a_flag_is_named_as_the_command_has_it() -> None:
 
 
 def test_what_an_option_requires() -> None:
-    """Each but the switches themselves has an effect in some kind of session, or in none."""
+    """Each but the switches themselves has an effect in some kind of session."""
     for option in OPTIONS:
-        assert bool(option.requires) == (option.name not in (*MODES, *OF_COMMANDS))
+        assert bool(option.requires) == (option.name not in MODES)
         assert set(option.requires) <= set(MODES)
 
 

@@ -299,3 +299,22 @@ def test_digest_in_the_manifest_is_the_files(site: Made) -> None:
     for name, entry in manifest["slimmed"].items():
         data = (site.folder / name).read_bytes()
         assert entry["sha256"] == hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_earlier_result_of_the_same_size_and_time(
+    site: Made, tmp_path: Path, killed: bool
+) -> None:
+    """A killed run noted another result, and did not replace the earlier one."""
+    options = SlimOptions(keep_originals=tmp_path / "originals")
+    request = SlimRequest(paths=(site.folder,), lock=site.lock, options=options)
+    slim_trees(request)
+    expected = load_manifest(site.folder).slimmed[ONE].sha256
+    manifest = json.loads((site.folder / MANIFEST_NAME).read_text())
+    manifest["slimmed"][ONE] |= {"sha256": "1" * 64, "replaced": expected}
+    manifest |= {"run": "0" * 16} if killed else {}
+    (site.folder / MANIFEST_NAME).write_text(json.dumps(manifest))
+    [row] = [row for row in slim_trees(request).rows if row.path == ONE]
+    # Time and size alone tell a result, unless a run was killed.
+    assert row.status is (SlimStatus.SLIMMED if killed else SlimStatus.ALREADY)
+    assert (load_manifest(site.folder).slimmed[ONE].sha256 == expected) is killed

@@ -15,10 +15,10 @@ import pytest
 
 from pytest_negativa.errors import NegativaError, ReconstructError
 from pytest_negativa.gpucode.source import digest_of
-from pytest_negativa.models.slimming import RemovedFile, SlimManifest, SlimStatus
+from pytest_negativa.models.slimming import SlimManifest, SlimmedFile, SlimStatus
 from pytest_negativa.slimming import spares
 from pytest_negativa.slimming.atomic_replacement import copy_file, keep_original
-from pytest_negativa.slimming.package import slim_package
+from pytest_negativa.slimming.package import slim_wheel
 from pytest_negativa.slimming.request import SlimOptions, SlimReport, SlimRequest
 from pytest_negativa.slimming.slim import slim_trees, undo_trees
 from pytest_negativa.slimming.spares import SpareTarget, hold_alone, hold_folder
@@ -67,11 +67,13 @@ def test_a_manifest_of_another_user(tmp_path: Path, fault: PlantedFault, linked:
     (folder / "gpu").mkdir(parents=True)
     path = folder / MANIFEST_NAME
     place = folder / "theirs.json" if linked else path
-    removed = RemovedFile(
-        sha256=digest_of(Path("/bin/true")) or "", size=1, mtime_ns=0, mode=0o4755, source="x",
+    sha256 = digest_of(Path("/bin/true")) or ""
+    removed = SlimmedFile(
+        names=("gpu/k",), original_sha256=sha256, original_size=1, sha256=sha256, size=0,
+        mtime_ns=0, recipe="", source="x", gpu_code_removed=0,
         original=str(Path("/bin/true").resolve()),
     )  # fmt: skip
-    manifest = SlimManifest(slimmed={}, removed={"gpu/k": removed})
+    manifest = SlimManifest(slimmed={"gpu/k": removed})
     write_record(place, manifest)
     os.chown(place, OTHER, OTHER)
     if linked:
@@ -239,7 +241,7 @@ def test_folders_beside_the_libraries(site: Made, installed: Made, theirs: Made)
     for target in (home, home / "wheels"):
         request = SlimRequest(paths=(wheel,), lock=site.lock, target=target)
         with pytest.raises(ReconstructError, match=f"{home} belongs to user {OTHER}"):
-            slim_package(request)
+            slim_wheel(request)
     assert digests(site.folder) == before
     assert sorted(path.name for path in home.iterdir()) == ["site-packages"]
 
@@ -275,7 +277,7 @@ def test_another_user_makes_the_folder_first(
 
     for work in (
         hold_spares,
-        lambda: slim_package(SlimRequest(paths=(wheel,), lock=site.lock, target=folder)),
+        lambda: slim_wheel(SlimRequest(paths=(wheel,), lock=site.lock, target=folder)),
         lambda: keep_original(
             site.one, folder / hashlib.sha256(site.one.read_bytes()).hexdigest(), "0", None
         ),
@@ -392,9 +394,8 @@ def test_a_copy_has_the_attributes_of_the_file_that_was_read(tmp_path: Path) -> 
     assert (status.st_uid, status.st_mode & 0o777, status.st_mtime_ns) == (OTHER, 0o604, 7)
     # What nobody gave to the library, nobody gets by the kept original.
     assert "user.note" not in os.listxattr(tmp_path / "copy")
-    copy_file(original, tmp_path / "other", mode=0o711)
+    copy_file(original, tmp_path / "other")
     assert "user.note" in os.listxattr(tmp_path / "other")
-    assert (tmp_path / "other").stat().st_mode & 0o777 == 0o711
 
 
 def test_spares_where_others_can_exchange_the_folder() -> None:

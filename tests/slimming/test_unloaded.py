@@ -1,4 +1,4 @@
-"""Libraries that no test loaded: ``slim --spare-never-loaded`` moves their code into spares."""
+"""Libraries that no test loaded: ``slim --never-loaded --spare`` moves their code into spares."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from pytest_negativa.cli.main import main
 from pytest_negativa.gpucode.source import digest_of
@@ -80,7 +80,7 @@ class Deployment:
         values = {
             "paths": (self.site.folder,),
             "lock": with_pages(self.trace, self.lock),
-            "spare_never_loaded": True,
+            "never_loaded": True,
             "options": SlimOptions(spare=SpareTarget(self.folder / "spares")),
             **request,
         }
@@ -124,7 +124,7 @@ def test_their_code_comes_back_and_so_do_the_originals(deployment: Deployment) -
     words = ["slim", "--lock", lock, "--spare", folder / "spares"]
 
     def slim(*more: object) -> dict[str, SlimRow]:
-        arguments = map(str, (*words, "--spare-never-loaded", "--json", *more, site.folder))
+        arguments = map(str, (*words, "--never-loaded", "--json", *more, site.folder))
         done = CliRunner().invoke(main, [*arguments], catch_exceptions=False)
         assert done.exit_code == 0, done.output
         rows = msgspec.json.decode(done.stdout, type=Listing[SlimRow]).rows
@@ -221,7 +221,7 @@ def test_without_a_trace_gpu_code_goes_alone(deployment: Deployment) -> None:
     # Also those that have no GPU code.
     assert len(report_image(deployment.site.folder).slimmed) == 3
     lock = with_pages(deployment.trace, deployment.site.lock)
-    known = deployment.slim(lock=lock, spare_never_loaded=False)
+    known = deployment.slim(lock=lock, never_loaded=False)
     assert known[TWO].status is SlimStatus.SLIMMED and known[TWO].detail is None
     assert known[TWO].after > both[TWO].after
     assert not load_manifest(deployment.site.folder).slimmed[TWO].never_loaded
@@ -250,20 +250,3 @@ def test_what_processes_need_before_pages_come_back_stays(deployment: Deployment
 )
 def test_what_stays_by_its_name(path: str, is_kept: bool) -> None:
     assert (runs_below(Path("/env", path), (path,)) is not None) == is_kept
-
-
-def test_usage(tmp_path: Path) -> None:
-    lock = tmp_path / "negativa.lock"
-    lock.touch()
-
-    def fails(*words: object) -> str:
-        arguments = ["slim", "--spare-never-loaded", *map(str, (*words, tmp_path))]
-        done: Result = CliRunner().invoke(main, arguments)
-        assert done.exit_code == 2
-        return done.stderr
-
-    spare = ("--spare", tmp_path / "spares")
-    assert "--spare-never-loaded goes with --spare: no proof says" in fails("--lock", lock)
-    assert "--spare-never-loaded goes with a lock" in fails("--arch", "sm_90", *spare)
-    both = fails("--lock", lock, "--drop-never-loaded", *spare)
-    assert "does what --drop-never-loaded does, and more; give one of them" in both

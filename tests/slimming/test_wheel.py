@@ -16,7 +16,7 @@ from pytest_negativa.arch import ComputeCapability
 from pytest_negativa.cli.main import main
 from pytest_negativa.errors import ReconstructError
 from pytest_negativa.gpucode.slimmed import is_slimmed
-from pytest_negativa.slimming.package import NOTICE, slim_package
+from pytest_negativa.slimming.package import NOTICE, slim_wheel
 from pytest_negativa.slimming.request import SlimRequest
 from pytest_negativa.storage.lockfile import save_lock
 from tests.support.builders import CubinSpec, build_cubin
@@ -129,10 +129,10 @@ def test_a_dry_run_writes_nothing(original: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "a package needs --target DIR"),
+        ([], "a wheel needs --target DIR"),
         (["--target", "taken"], "exists; name another folder, or move it away"),
         (["--target", "out", "--spare", "spares"], "--spare takes installed libraries"),
-        (["--target", "out", "other.whl"], "slim takes one package at a time"),
+        (["--target", "out", "other.whl"], "slim takes one wheel at a time"),
     ],
 )
 def test_what_is_refused(
@@ -166,7 +166,7 @@ def test_a_hostile_wheel(simple: Path, tmp_path: Path, name: str, message: str) 
         archive.writestr(name, PLAIN.read_bytes())
     result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
     assert result.exit_code == 1 and message in result.stderr
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_wheel_whose_record_is_a_folder(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_an_encrypted_wheel(simple: Path, tmp_path: Path) -> None:
     wheel.write_bytes(data)
     result = slim(wheel, "--arch", "sm_90", "--target", tmp_path / "out")
     assert result.exit_code == 1 and f"'{ONE}' is encrypted" in result.stderr
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 def test_damage_in_a_file_that_is_copied(simple: Path, tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_file_that_takes_the_name_meanwhile(simple: Path, tmp_path: Path) -> N
         taken.write_text("mine")
 
     with pytest.raises(ReconstructError, match=f"{taken}: cannot be written: File exists"):
-        slim_package(request, take_the_name)
+        slim_wheel(request, take_the_name)
     assert taken.read_text() == "mine" and list(taken.parent.iterdir()) == [taken]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from pytest_negativa.models.slimming import SlimmedFile, SlimRow, SlimStatus
 from pytest_negativa.slimming.recipes import Kind, Recipe, by_archs, strip_only
 from pytest_negativa.slimming.slimmed import Fate, Slimmed
 from pytest_negativa.slimming.tree import Tree, scan_folder
-from pytest_negativa.slimming.worklist import Task, classify
+from pytest_negativa.slimming.worklist import Task, _libraries_of_negativa, classify
 from tests.support.libraries import MULTIARCH
 
 ARCHS = by_archs((ComputeCapability(9, 0),), keep_ptx=False, strip=True, strip_others=False)
@@ -119,3 +120,10 @@ class TestSlimmedBefore:
         row = classify(tree, self.slimmed(BEFORE, None, removed), recipe)
         assert isinstance(row, SlimRow) and row.status is status
         assert "was slimmed, and its original was not kept; install it again" in str(row.detail)
+
+
+def test_the_python_that_runs_negativa_stays(tree: Tree) -> None:
+    own = Path(sysconfig.get_config_var("DESTSHARED")).resolve()
+    libraries = _libraries_of_negativa(tree)
+    assert {str(path) for path in own.glob("*.so")} <= libraries
+    assert any("libc.so" in path for path in libraries)

@@ -95,7 +95,7 @@ def test_another_kept_line(fault: PlantedFault) -> None:
 
 
 @pytest.mark.planted_fault(
-    "A merge loses a library of the lock, and --drop-never-loaded takes it for never loaded.",
+    "A merge loses a library of the lock, and --never-loaded takes it for never loaded.",
     says="its lines don't match their digest",
 )
 def test_a_lost_library(fault: PlantedFault) -> None:

@@ -28,7 +28,6 @@ from pytest_negativa.models.spans import Range, union
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
 from pytest_negativa.rewriting.compact.original_tables import read_original
 from pytest_negativa.rewriting.compact.pages import PageMap, lay_out, moved_segments, unsegmented
-from pytest_negativa.rewriting.compact.rebuild import check_pair
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
     CheckError,
@@ -265,20 +264,14 @@ def write_design(
         write_layout(design.layout, source, new.fd)
         # After writing: the original's permissions may forbid it.
         os.fchmod(new.fd, stat.S_IMODE(os.fstat(source.fileno()).st_mode) & 0o777)
-        certificate = (
-            None
-            if design.whole
-            else certify(
-                source.path,
-                new.path,
-                None if new_spare is None else new_spare.path,
-                declared=declared,
-                sha256=original_sha256,
-                page_size=page_size,
-            )
+        certificate = certify(
+            source.path,
+            new.path,
+            None if new_spare is None else new_spare.path,
+            declared=declared,
+            sha256=original_sha256,
+            page_size=page_size,
         )
-        if design.whole and new_spare is not None:
-            check_pair(new.path, new_spare.path)
         with ByteSource(new.path) as made:
             sha256 = made.sha256()
         original_sha256 = original_sha256 or source.sha256()

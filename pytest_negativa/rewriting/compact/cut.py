@@ -84,7 +84,7 @@ from pytest_negativa.rewriting.compact.compact import (
     refuse_small_gain,
     write_design,
 )
-from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers, refusal
+from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
 from pytest_negativa.rewriting.compact.original_tables import (
     ElfTables,
     asks_for_seals,
@@ -128,7 +128,6 @@ class CutOptions:
         name: file name of the library, if ``target`` is a temporary name.
         folders: absolute paths of folders to look for the spare in, before the library's own.
         remedy: a sentence for the message of a missing spare.
-        whole: all of the library goes, see ``refusal``.
     """
 
     min_hole: int = 16 << 10
@@ -137,7 +136,6 @@ class CutOptions:
     name: str | None = None
     folders: tuple[str, ...] = ()
     remedy: str = _REMEDY
-    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +245,7 @@ def design_cut(
     """
     containers = union(containers)
     tables, dynamic, holes = _read_holes(source, needed, options, containers)
-    if not (holes or options.whole):
+    if not holes:
         raise CannotCompactError(
             source.path,
             f"there is nothing to remove: no {format_bytes(options.min_hole)} in a row can leave",
@@ -262,19 +260,15 @@ def design_cut(
         remedy=options.remedy,
         restartable=b"__rseq_cs" in tables.names,
     )
-    if options.whole:
-        builder, pages = refusal(source, tables, dynamic, note)
-        holes = tuple(minus([(0, source.size)], pages.kept))
-    else:
-        addition = _place_addition(source, tables, dynamic, note)
-        builder = LayoutBuilder()
-        for start, end in pages.kept:
-            builder.append_copy(start, end)
-        _append_tables(builder, source, tables, dynamic, pages, note, addition)
+    addition = _place_addition(source, tables, dynamic, note)
+    builder = LayoutBuilder()
+    for start, end in pages.kept:
+        builder.append_copy(start, end)
+    _append_tables(builder, source, tables, dynamic, pages, note, addition)
     if options.min_gain is not None:
         refuse_small_gain(source, builder.size, options.min_gain)
     spare = Spare(_spare_layout(source, tables, pages, note), note)
-    return Design(builder.build(), holes, whole=options.whole, spare=spare)
+    return Design(builder.build(), holes, spare=spare)
 
 
 def _read_holes(
@@ -290,7 +284,7 @@ def _read_holes(
     dynamic = read_dynamic(source, tables)
     _refuse(source, tables, dynamic)
     holes = find_holes(source, tables, dynamic, needed, options, containers)
-    return tables, dynamic, () if options.whole else holes
+    return tables, dynamic, holes
 
 
 def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> None:

@@ -16,7 +16,6 @@ it. Others, such as patchelf, take the name for the symbols' section, so the who
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
@@ -24,46 +23,23 @@ import msgspec
 
 from pytest_negativa.gpucode.elf import MARKER
 from pytest_negativa.gpucode.elf_tables import (
-    DT_HASH,
-    DT_RELA,
-    DT_RELAENT,
-    DT_RELASZ,
-    DT_SONAME,
-    DT_STRSZ,
-    DT_STRTAB,
-    DT_SYMENT,
-    DT_SYMTAB,
-    DYN,
     EHDR,
     PF_R,
-    PF_W,
     PHDR,
-    PT_DYNAMIC,
-    PT_GNU_STACK,
     PT_LOAD,
-    R_X86_64_64,
-    RELA,
     SHDR,
     SHF_ALLOC,
     SHF_TLS,
-    SHN_UNDEF,
     SHT_NOBITS,
     SHT_NULL,
     SHT_PROGBITS,
     SHT_STRTAB,
-    STB_GLOBAL,
-    SYM,
-    DynamicEntry,
     ProgramHeader,
-    Relocation,
     SectionHeader,
-    Symbol,
 )
 from pytest_negativa.gpucode.slimmed import WHOLE, Marker
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.spans import PAGE_SIZE, Span
-from pytest_negativa.pages.note import DT_NEGATIVA_NOTE, Note
-from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at
+from pytest_negativa.rewriting.compact.original_tables import ElfTables
 from pytest_negativa.rewriting.compact.pages import PageMap
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.layout import LayoutBuilder, Patch
@@ -74,8 +50,6 @@ tools (eu-strip) write a sparse file of this size."""
 
 _STRIPPED = re.compile(rb"\.symtab|\.strtab|\.debug.*", re.DOTALL)
 _NO_SECTION = SectionHeader(0, SHT_NULL, 0, 0, 0, 0, 0, 0, 0, 0)
-# For musl: one bucket, which is empty, and two symbols (System V gABI, chapter 5).
-_HASH = b"\1\0\0\0\2".ljust(20, b"\0")
 
 
 def append_headers(
@@ -270,63 +244,3 @@ def _add_names(
 
 def _unloaded(kind: int, offset: int, size: int) -> SectionHeader:
     return SectionHeader(0, kind, 0, 0, offset, size, 0, 0, 1, 0)
-
-
-def refusal(
-    source: ByteSource, tables: ElfTables, dynamic: dict[int, int], note: Note
-) -> tuple[LayoutBuilder, PageMap]:
-    """Lay out the file that stands for a library that leaves as a whole: ld.so refuses it.
-
-    It has no code. One word is relocated by an undefined symbol, whose name is the message. So
-    dlopen returns NULL, and the start of a program that is linked with the library ends with
-    status 127. The library's program headers stay here, as in each cut library: a loader that takes
-    the spare for a library finds none.
-
-    Args:
-        source, tables, dynamic: the library.
-        note: of the library, without holes.
-
-    Returns:
-        The file, and what it has of the library.
-    """
-    text = f"[negativa] it was moved whole into its spare {note.spare_name}. {note.remedy}".encode()
-    strings = read_at(source, tables, dynamic[DT_STRTAB], dynamic[DT_STRSZ])
-    soname = strings[dynamic.get(DT_SONAME, len(strings)) :].partition(b"\0")[0]
-    strings = b"\0" + text + b"\0" + soname + b"\0"
-    symbols = Symbol(0, 0, 0, SHN_UNDEF, 0, 0), Symbol(1, STB_GLOBAL << 4, 0, SHN_UNDEF, 0, 0)
-    builder = LayoutBuilder()
-    builder.append_copy(0, EHDR.size)
-    # First, for trees with other messages may share the spare, which says where it lies.
-    start = tables.header.e_phoff
-    kept = Span(start, start + PHDR.size * len(tables.segments))
-    place = builder.append_copy(*kept, 8)
-    word = Relocation(builder.append(bytes(8), 8), 1 << 32 | R_X86_64_64)
-    values = {
-        **({DT_SONAME: len(text) + 2} if soname else {}),
-        DT_HASH: builder.append(_HASH, 8),
-        DT_STRTAB: builder.append(strings),
-        DT_STRSZ: len(strings),
-        DT_SYMTAB: builder.append(b"".join(map(SYM.pack, symbols)), 8),
-        DT_SYMENT: SYM.size,
-        DT_RELA: builder.append(RELA.pack(word), 8),
-        DT_RELASZ: RELA.size,
-        DT_RELAENT: RELA.size,
-        DT_NEGATIVA_NOTE: builder.append(note.pack(), 8),
-    }
-    rows = b"".join(DYN.pack(DynamicEntry(*row)) for row in values.items()) + bytes(DYN.size)
-    at, size, end = builder.append(rows, 8), len(rows), builder.size
-    segments = (
-        ProgramHeader(PT_LOAD, PF_R | PF_W, 0, 0, 0, end, end, PAGE_SIZE),
-        ProgramHeader(PT_DYNAMIC, PF_R | PF_W, at, at, at, size, size, 8),
-        # Without it, ld.so would make all stacks executable.
-        ProgramHeader(PT_GNU_STACK, PF_R | PF_W, 0, 0, 0, 0, 0, 16),
-    )
-    pages = PageMap((kept,), PAGE_SIZE, (place,), ())
-    bare = dataclasses.replace(
-        tables,
-        header=tables.header._replace(e_shstrndx=1),
-        sections=(_NO_SECTION, _NO_SECTION._replace(sh_type=SHT_STRTAB)),
-        names=(b"", b".shstrtab"),
-    )
-    append_headers(builder, source, bare, pages, segments, strip=True, spare=note.spare_name)
-    return builder, pages

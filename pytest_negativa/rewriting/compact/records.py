@@ -59,7 +59,7 @@ class Smaller(Record, frozen=True, kw_only=True):
         original_sha256, sha256: hex digests of the original and the result.
         holes: removed ranges of file offsets of the original. Without a spare they read as zeros.
         kept: what of the original lies where in the result, by offset.
-        certificate: the word of the program that compared the files; None: see ``Design.whole``.
+        certificate: the word of the program that compared the files.
         notes: remarks for the report.
     """
 
@@ -70,7 +70,7 @@ class Smaller(Record, frozen=True, kw_only=True):
     sha256: str
     holes: tuple[Span, ...]
     kept: tuple[MovedSpan, ...]
-    certificate: str | None
+    certificate: str
     notes: tuple[str, ...] = ()
 
 
@@ -102,14 +102,12 @@ class Design:
         layout: the new file.
         holes: ranges of file offsets of the original that leave it.
         notes: remarks for the report.
-        whole: the library leaves as a whole, so nothing of the new file can be certified.
         spare: where the holes go; None: they are lost.
     """
 
     layout: FileLayout
     holes: tuple[Span, ...]
     notes: tuple[str, ...] = ()
-    whole: bool = False
     spare: Spare | None = None
 
     @property
