@@ -159,9 +159,9 @@ def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool 
             # In a round, a test has started this pytest. It must not rewrite the copies.
             if early:
                 return None  # Where pytest.main was called, it would begin twice.
-            from pytest_negativa.session import start
+            from pytest_negativa.session import request
 
-            return start.start_supervisor(config, flags)
+            request.start_supervisor(config, flags)
         if not enabled:
             return None
     # It may replace the process, so it comes before the other imports.

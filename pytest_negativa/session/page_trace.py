@@ -23,7 +23,7 @@ from pytest_negativa.models.environment import PAGES_RUN_VARIABLE
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.session import tracing_end
-from pytest_negativa.session.request import is_replaceable
+from pytest_negativa.session.request import become, is_replaceable
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.handover import ProcessIdentity, find_controller, identify_process
 from pytest_negativa.storage.rounds import current_round
@@ -117,15 +117,12 @@ def _start_again(run: Run, cwd: Path) -> NoReturn:
         **watch_pages(os.environ, run, run.folder.parent),
         PAGES_RUN_VARIABLE: json.dumps({"process": identify_process(), "folder": str(run)}),
     }
-    sys.stdout.flush()
-    sys.stderr.flush()
     try:
-        os.chdir(cwd)
         # With the interpreter's own options (-X, -W, -m).
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606
-    except OSError as e:
+        become(sys.orig_argv[1:], environ, cwd)
+    except NegativaError:
         _discard(run)
-        raise NegativaError(f"{sys.executable}: cannot be started: {e.strerror}") from e
+        raise
 
 
 def describe_pages(
