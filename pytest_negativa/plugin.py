@@ -6,10 +6,7 @@ modules for tracing are imported when ``--negativa`` is given.
 
 from __future__ import annotations
 
-import argparse
 import atexit
-import contextlib
-import copy
 import os
 import shlex
 import sys
@@ -30,7 +27,7 @@ from pytest_negativa.settings.flags import (
     flag_without_effect,
     pick_flags,
 )
-from pytest_negativa.settings.options import BY_NAME, PROVED
+from pytest_negativa.settings.options import PROVED
 
 MARKER = (
     "negativa_off(reason): release CUPTI while this test runs, because it needs a profiler itself; "
@@ -50,10 +47,6 @@ _RUNS_NO_TEST = (
     "cacheshow",
 )
 
-_CPU = BY_NAME["cpu"]
-
-_WARNED = pytest.StashKey[bool]()
-
 
 @atexit.register
 def _end_tracing() -> None:
@@ -68,23 +61,8 @@ def _end_tracing() -> None:
         page_trace.discard_unused_run()
 
 
-@contextlib.contextmanager
-def _usage_errors() -> Iterator[None]:
-    """Let pytest report our errors as its own."""
-    try:
-        yield
-    except NegativaError as e:
-        from pytest_negativa.reporting.text import printable_lines
-
-        raise pytest.UsageError(f"negativa: {printable_lines(str(e))}") from None
-
-
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    """Add the flags of the option table, and begin a trace of CPU code that they ask for.
-
-    Such a trace starts the process again, and that imports all plugins again. pytest calls this
-    hook as soon as it has imported this plugin, so it imports those that come later once.
-    """
+    """Add the flags of the option table."""
     group = parser.getgroup("negativa", "GPU code that tests use (pytest-negativa)")
     config: pytest.Config | None = pluginmanager.get_plugin("pytestconfig")
     # pytest.main(plugins=...) registers plugins before pytest has read its configuration.
@@ -97,15 +75,6 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         *_typed(config),
     ]
     add_pytest_options(group, words)
-    if OWN_VARIABLES & os.environ.keys():
-        return
-    # A conftest.py may name this plugin. By then pytest captures what a new process would print.
-    if pluginmanager.has_plugin("capturemanager"):
-        return
-    if _CPU.flag in words:
-        namespace = parser.parse_known_args(words, copy.copy(config.option))
-        with _usage_errors():
-            _begin(config, namespace, early=True)
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -123,24 +92,24 @@ def pytest_load_initial_conftests(
 
     It is also before pytest captures output, which the supervisor that replaces this process needs.
     """
-    with _usage_errors():
-        _begin(early_config, early_config.known_args_namespace)
+    try:
+        _begin(early_config)
+    except NegativaError as e:
+        from pytest_negativa.reporting.text import printable_lines
+
+        raise pytest.UsageError(f"negativa: {printable_lines(str(e))}") from None
     return (yield)
 
 
-def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool = False) -> None:
-    """Begin to trace, or replace this process by one that traces or supervises.
-
-    Args:
-        early: other plugins are not imported yet, so only a trace of CPU code may begin.
-    """
+def _begin(config: pytest.Config) -> None:
+    """Begin to trace, or replace this process by one that traces or supervises."""
+    namespace = config.known_args_namespace
     flags = pick_flags(vars(namespace))
     enabled = bool(flags.get("enabled"))
     supervised = any(flags.get(name) for name in PROVED)
     in_round = ROUND_VARIABLE in os.environ
-    if not (OWN_VARIABLES & os.environ.keys() or _WARNED in config.stash):
+    if not OWN_VARIABLES & os.environ.keys():
         # A process that another session started need not say it again.
-        config.stash[_WARNED] = True
         for text in find_variables(os.environ):
             from pytest_negativa.reporting.text import print_warning
 
@@ -157,8 +126,6 @@ def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool 
     if not page_trace.is_in_round():
         if supervised and not in_round:
             # In a round, a test has started this pytest. It must not rewrite the copies.
-            if early:
-                return None  # Where pytest.main was called, it would begin twice.
             from pytest_negativa.session import request
 
             request.start_supervisor(config, flags)
@@ -166,8 +133,6 @@ def _begin(config: pytest.Config, namespace: argparse.Namespace, *, early: bool 
             return None
     # It may replace the process, so it comes before the other imports.
     settings, pages = page_trace.begin(config, flags)
-    if early:
-        return None
     from pytest_negativa.session import start
 
     return start.begin(config, settings, pages)

@@ -23,7 +23,6 @@ from pytest_negativa.models.trace import Header, Role
 from pytest_negativa.processes.open_watch import CodeFileWatch
 from pytest_negativa.processes.programs import end_with
 from pytest_negativa.session import tracing_end
-from pytest_negativa.session.child_ends import ChildEnds
 from pytest_negativa.session.outcome_recorder import OutcomeRecorder, ReportDetails
 from pytest_negativa.session.page_trace import PageTrace
 from pytest_negativa.session.reporter import Reporter
@@ -71,10 +70,10 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
     plugins = config.pluginmanager
     plugins.register(traced, "negativa-traced-process")
     if role is not Role.CONTROLLER:
-        ends = ChildEnds()
-        ends.start()
-        config.add_cleanup(ends.stop)
-        plugins.register(ReportDetails(ends), "negativa-report-details")
+        details = ReportDetails()
+        details.start()
+        config.add_cleanup(details.stop)
+        plugins.register(details, "negativa-report-details")
     if round_spec is not None:
         folder = None
         if not writes_reports(round_spec, traced_before=settings.enabled):

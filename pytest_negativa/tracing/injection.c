@@ -28,12 +28,10 @@ static void forget(void) {
     Table *const tables[] = {&contexts, &libraries, &files,        &images,
                              &handles,  &seen,      &kernel_names, &launch_rows};
     for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) *tables[i] = NULL;
-    maps_text = current_context = (Text){0};
+    maps_text = current_context = phases = waiting = (Text){0};
     mappings = NULL;
-    mapping_count = waiting_count = waiting_room = phase_count = phase_room = 0;
+    mapping_count = 0;
     launches = taken = NULL;
-    waiting = NULL;
-    phases = NULL;
     memset(calls, 0, sizeof calls);
     next_id = 0;
     devices_known = false;
@@ -260,7 +258,7 @@ EXPORT void negativa_stop_launches(void) {
 EXPORT void negativa_begin_phase(uint32_t after_call, uint32_t number, int anew) {
     if (!take_lock()) return;
     if (anew) {
-        phase_count = 0;
+        phases.length = 0;
         memset(calls, 0, sizeof calls);
     }
     begin_phase(after_call, number);

@@ -5,6 +5,7 @@ Programs and frameworks name their operations with NVTX ranges. Both are off by 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
@@ -12,12 +13,12 @@ import time
 from collections.abc import Iterator, MutableMapping
 from typing import NamedTuple
 
+from pytest_negativa.devices import loaded_driver
 from pytest_negativa.models.trace import Context
 from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.detector import TracerUnavailable
 from pytest_negativa.tracing.mappings import loaded_cupti
 
-_RTLD_NOLOAD = 4
 _TAKES_S = 1.0  # as often as CUPTI hands its records over
 
 NVTX_INJECTION = "NVTX_INJECTION64_PATH"
@@ -73,7 +74,6 @@ class LaunchCounter:
         self._names: dict[int, tuple[str, ...]] = {0: ()}
         other = environ.get(NVTX_INJECTION)
         self._other = other if other and other != str(path) else None
-        self._driver: ctypes.CDLL | None = None
         self._last_call = self._thread = 0
         self._taken_s = time.monotonic()
         self._in_ranges = in_ranges
@@ -107,11 +107,12 @@ class LaunchCounter:
         """
         _contexts.append(context)
         number = len(_contexts) - 1
-        self._driver = self._driver or _driver()
-        if self._driver is not None:
+        # Without a driver in the process, there are no launches.
+        with contextlib.suppress(OSError):
+            driver = loaded_driver()
             # Its callback calls ``called``.
             self._thread = threading.get_ident()
-            self._driver.cuDriverGetVersion(ctypes.byref(ctypes.c_int()))
+            driver.cuDriverGetVersion(ctypes.byref(ctypes.c_int()))
         self._library.negativa_begin_phase(
             ctypes.c_uint32(self._last_call), ctypes.c_uint32(number), anew
         )
@@ -135,10 +136,10 @@ class LaunchCounter:
         """
         self._taken_s = time.monotonic()
         if all_of_them:
-            self._driver = self._driver or _driver()
-            if self._driver is None:
+            try:
+                loaded_driver().cuCtxSynchronize()
+            except OSError:
                 return  # no driver in the process, no launches
-            self._driver.cuCtxSynchronize()
             self._library.negativa_flush_launches()
         numbers, counts = (ctypes.c_uint32 * 2)(), (ctypes.c_uint64 * 2)()
         first = 1
@@ -161,11 +162,3 @@ class LaunchCounter:
     def stop(self) -> None:
         """Count no more."""
         self._library.negativa_stop_launches()
-
-
-def _driver() -> ctypes.CDLL | None:
-    """The driver's library, if the process has loaded it."""
-    try:
-        return ctypes.CDLL("libcuda.so.1", mode=_RTLD_NOLOAD)
-    except OSError:
-        return None

@@ -81,22 +81,18 @@ def test_pages_that_tests_children_and_the_exit_touch(project: Project, library:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["flag", "addopts", "file"])
-def test_how_often_plugins_are_imported(
+def test_the_process_starts_again_once(
     project: Project, library: Path, how: str, tmp_path: Path
 ) -> None:
-    """What is known before later plugins are imported starts the process again before that."""
-    project.write("later.py", "with open('imports', 'a') as file:\n    file.write('x')\n")
-    project.environ["PYTHONPATH"] = import_path(project.folder)
     project.environ["NEGATIVA_DIRECTORI"] = "x"
     if how != "file":
         project.write("negativa.yaml", f"directory: {tmp_path / 'runs'}\n")
     if how == "addopts":
         project.write("pytest.ini", "[pytest]\naddopts = --negativa-cpu\n")
     flags = ["--negativa-cpu"] if how == "flag" else []
-    done = project.pytest("-q", "-p", "negativa", "-p", "later", "--negativa", *flags)
+    done = project.pytest("-q", "-p", "negativa", "--negativa", *flags)
     assert "2 passed" in done.stdout
     assert "Programs themselves and libc are not traced." in done.stdout
-    assert (project.folder / "imports").read_text() == ("xx" if how == "file" else "x")
     # Told once, and only the folder that the file names has a run.
     assert done.stderr.count("NEGATIVA_DIRECTORI") == 1
     runs = project.results if how == "file" else tmp_path / "runs"
@@ -352,21 +348,8 @@ def missed_in(verdict: Any, library: Path) -> list[Span]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param(("-m", "pytest"), id="pytest"),
-        pytest.param(
-            ("-c", "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", "--negativa-cpu"),
-            marks=pytest.mark.slow,
-            id="main",
-        ),
-    ],
-)
-def test_untouched_pages_are_proved_unneeded(
-    project: Project, library: Path, how: tuple[str, ...]
-) -> None:
-    done = project.run(sys.executable, *how, "-q", "--negativa", "--negativa-verify", "-k", "calls")
+def test_untouched_pages_are_proved_unneeded(project: Project, library: Path) -> None:
+    done = project.pytest("-q", "--negativa", "--negativa-verify", "-k", "calls")
     assert "Proved on" in done.stdout
     verdict = project.latest("verdict.json")
     assert verdict["proved"] and not verdict["libraries"]
