@@ -19,6 +19,7 @@ from pytest_negativa.session.circumstances import BY_CACHE
 from pytest_negativa.session.cuda_context import lost_context
 from pytest_negativa.session.outcome_recorder import CONTEXT_LOST, details_of
 from pytest_negativa.storage.records import utf8
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
 
 # The attributes of options that name a file or folder, and its name in a round's folder.
@@ -35,42 +36,28 @@ _REPORTS = {
 }
 
 
-def writes_reports(round_spec: Round, *, traced_before: bool) -> bool:
-    """Whether a round writes reports to the paths that the user gave.
-
-    Args:
-        traced_before: the session has a traced run of its own.
-    """
-    if round_spec.kind is RoundKind.TRACE:
-        return True
-    return round_spec.kind is RoundKind.VERIFY and round_spec.tests is None and not traced_before
-
-
-def append_coverage(config: pytest.Config) -> None:
-    """Let pytest-cov add to the coverage of earlier rounds."""
-    # pytest-cov reads it before any plugin is configured.
-    if getattr(config.known_args_namespace, "cov_source", None):
-        config.known_args_namespace.cov_append = True
-
-
 class RoundOptions:
     """Changes the options of a round.
 
     Args:
-        folder: where its reports go; None: where the user wants them.
+        traced_before: the session has a traced run of its own.
     """
 
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, config: pytest.Config, round_spec: Round, *, traced_before: bool) -> None:
+        self._folder = Run(Path(round_spec.folder)).report_files
+        runs_all = round_spec.kind is RoundKind.VERIFY and round_spec.tests is None
+        self._redirects = round_spec.kind is not RoundKind.TRACE and (traced_before or not runs_all)
+        # pytest-cov adds to the coverage of earlier rounds. It reads this before any plugin is
+        # configured.
+        if self._redirects and getattr(config.known_args_namespace, "cov_source", None):
+            config.known_args_namespace.cov_append = True
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         # The session before is another round.
         for option in BY_CACHE:
             setattr(config.option, option, False)
-        if self._folder is None:
-            return
-        for option, name in _REPORTS.items():
+        for option, name in _REPORTS.items() if self._redirects else ():
             given = getattr(config.option, option, None)
             # pytest-benchmark before 5.2 stores an open file, which is empty already.
             if hasattr(given, "write"):

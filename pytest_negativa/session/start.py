@@ -26,12 +26,7 @@ from pytest_negativa.session import tracing_end
 from pytest_negativa.session.outcome_recorder import OutcomeRecorder, ReportDetails
 from pytest_negativa.session.page_trace import PageTrace
 from pytest_negativa.session.reporter import Reporter
-from pytest_negativa.session.round_hooks import (
-    RoundHooks,
-    RoundOptions,
-    append_coverage,
-    writes_reports,
-)
+from pytest_negativa.session.round_hooks import RoundHooks, RoundOptions
 from pytest_negativa.session.traced_process import NotTraced, TracedProcess
 from pytest_negativa.storage.handover import (
     Handover,
@@ -75,11 +70,8 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
         config.add_cleanup(details.stop)
         plugins.register(details, "negativa-report-details")
     if round_spec is not None:
-        folder = None
-        if not writes_reports(round_spec, traced_before=settings.enabled):
-            append_coverage(config)
-            folder = Run(Path(round_spec.folder)).report_files
-        plugins.register(RoundOptions(folder), "negativa-round-options")
+        options = RoundOptions(config, round_spec, traced_before=settings.enabled)
+        plugins.register(options, "negativa-round-options")
         if verified and role is not Role.CONTROLLER:
             plugins.register(RoundHooks(round_spec), "negativa-round")
     tracing_end.at_end(traced, traced.stop)

@@ -151,7 +151,7 @@ ranges.stop()
         pytest.param(
             "push_a(b'Module:#m=f,program_id=12#')\n"
             "push_a(b'Thunk:#a=b,unique_hlo_op_id=345,c=d#'); push_a(b'a, b'); seen += [now()[-1]]",
-            [["Module:#m=f#", "Thunk:#a=b,c=d#", "a, b"]],
+            [["Module:#m=f", "Thunk:#a=b", "a, b"]],
             id="programs of XLA",
         ),
         pytest.param(

@@ -36,7 +36,7 @@ static struct {
 } activity;
 
 /* All of this is under `lock`. */
-static Table kernel_names; /* addresses of copies, which stay */
+static Table kernel_names; /* its keys stay */
 static Table launch_rows;  /* addresses of rows, by range, phase and name */
 static struct Launches {
     struct Launches *next;
@@ -65,11 +65,9 @@ static long long counting_since, aged_ns, written_ns;
 /* A copy of a kernel's name; NULL: out of memory. */
 static const char *kernel_name(const char *name) {
     size_t size = strlen(name) + 1;
-    char *known = (char *)table_get(&kernel_names, name, size);
-    if (known == NULL && (known = strdup(name)) != NULL)
-        table_put(&kernel_names, name, size, (long)known);
-    if (known == NULL) lose("out of memory");
-    return known;
+    if (!table_get(&kernel_names, name, size)) table_put(&kernel_names, name, size, 1);
+    const Entry *known = table_find(&kernel_names, name, size);
+    return known != NULL ? known->key : NULL;
 }
 
 /* The phase that a call belongs to; 0 where there are none. Most are in the last ones. */
