@@ -96,14 +96,13 @@ class TracedProcess:
     @contextmanager
     def paused(self, reason: str) -> Iterator[None]:
         """Release CUPTI; the trace has a gap meanwhile."""
-        if self._tracing is None:
-            yield
-            return
-        self._tracing.detector.pause(reason)
+        if self._tracing is not None:
+            self._tracing.detector.pause(reason)
         try:
             yield
         finally:
-            self._tracing.detector.resume()
+            if self._tracing is not None:
+                self._tracing.detector.resume()
 
     def settle(self) -> None:
         """All tests have ended: write what is known of them."""

@@ -11,10 +11,9 @@ import os
 import threading
 import time
 from collections.abc import Iterator, MutableMapping
-from typing import NamedTuple
 
 from pytest_negativa.devices import loaded_driver
-from pytest_negativa.models.trace import Context
+from pytest_negativa.models.trace import Context, LaunchRecord
 from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.detector import TracerUnavailable
 from pytest_negativa.tracing.mappings import loaded_cupti
@@ -26,16 +25,6 @@ NVTX_INJECTION = "NVTX_INJECTION64_PATH"
 
 RANGES_UNAVAILABLE = "ranges-unavailable"
 """Code of a warning: launches are counted, and not by their ranges."""
-
-
-class KernelLaunches(NamedTuple):
-    """Launches of a kernel in a phase of a test; see ``models.trace.Launches``."""
-
-    context: Context
-    name: str
-    ranges: tuple[str, ...]
-    launches: int
-    gpu_ns: int
 
 
 _contexts: list[Context] = []  # by the number of the phase; the native library counts per process
@@ -128,8 +117,8 @@ class LaunchCounter:
         """Whether the last ``take`` was long ago."""
         return time.monotonic() - self._taken_s > _TAKES_S
 
-    def take(self, *, all_of_them: bool) -> Iterator[KernelLaunches]:
-        """Launches since the last call.
+    def take(self, *, all_of_them: bool) -> Iterator[tuple[Context, LaunchRecord]]:
+        """Launches of each kernel since the last call, whose records lack the context's id.
 
         Args:
             all_of_them: wait for the device and for CUPTI; else what CUPTI handed over.
@@ -147,7 +136,10 @@ class LaunchCounter:
             first = 0
             ranges = self.names(numbers[0])
             text = name.decode("utf-8", "backslashreplace")
-            yield KernelLaunches(_contexts[numbers[1]], text, ranges, *counts)
+            record = LaunchRecord(
+                name=text, count=counts[0], context=0, gpu_ns=counts[1], ranges=ranges
+            )
+            yield _contexts[numbers[1]], record
 
     def names(self, number: int) -> tuple[str, ...]:
         """The names of a range and of those around it, the outermost first; of 0, none."""
