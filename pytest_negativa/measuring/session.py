@@ -41,7 +41,6 @@ from pytest_negativa.pages.auditors import AUDIT_VARIABLE
 from pytest_negativa.processes.programs import adopt_orphans
 from pytest_negativa.processes.redirect import (
     copy_path,
-    make_table,
     read_logs,
     redirect_environment,
     why_unsupported,
@@ -157,8 +156,8 @@ class _Experiment:
 
     def run(self, loadings: Sequence[Loading]) -> Measurement:
         created = time.time_ns()
-        write_table(make_table(self._root, ()), self._tables[Variant.ORIGINAL])
-        write_table(make_table(self._root, self._originals), self._tables[Variant.SLIM])
+        write_table(self._tables[Variant.ORIGINAL], self._root, ())
+        write_table(self._tables[Variant.SLIM], self._root, self._originals)
         adopt_orphans()
         results = tuple(map(self._run_all, loadings))
         if all(result.failure is not None for result in results):

@@ -13,7 +13,6 @@ import pytest
 from pytest_negativa.measuring.sampler import FIRST_RESULT, FIRST_RESULT_VARIABLE
 from pytest_negativa.processes.redirect import (
     REDIRECT,
-    make_table,
     redirect_environment,
     write_table,
 )
@@ -108,7 +107,7 @@ def test_only_the_first_counts(stage: Stage) -> None:
 def test_beside_the_library_that_redirects(stage: Stage, tmp_path: Path) -> None:
     table, logs = tmp_path / "table", tmp_path / "logs"
     logs.mkdir()
-    write_table(make_table(tmp_path / "nowhere", ()), table)
+    write_table(table, tmp_path / "nowhere", ())
     environ = redirect_environment({}, table, logs)
     environ["LD_AUDIT"] = f"{FIRST_RESULT}:{environ['LD_AUDIT']}"
     stage.environ.update(environ)
