@@ -29,12 +29,20 @@ _DEVICE_NODES = ("nvidiactl", "dxg", "nvhost-gpu", "nvgpu")
 _GPU_FACTS = Path("/proc/driver/nvidia/gpus")
 
 
+def loaded_driver() -> Any:
+    """The driver's library; tracing never brings it in where the program doesn't.
+
+    Raises:
+        OSError: this process has not loaded it.
+    """
+    return ctypes.CDLL("libcuda.so.1", mode=_RTLD_NOLOAD)
+
+
 class DriverFacts:
     """Questions to libcuda. Valid only once the program itself has called ``cuInit``."""
 
     def __init__(self) -> None:
-        # RTLD_NOLOAD: tracing must not bring the driver in where the program doesn't.
-        self._cuda: Any = ctypes.CDLL("libcuda.so.1", mode=_RTLD_NOLOAD)
+        self._cuda = loaded_driver()
 
     def _integer(self, function: str, *arguments: object) -> int | None:
         value = ctypes.c_int(0)
@@ -168,7 +176,7 @@ def driver_initialised() -> bool:
     """Whether this process has called ``cuInit``."""
     try:
         # cuda.h: CUDA_ERROR_NOT_INITIALIZED or another error before cuInit.
-        return DriverFacts()._integer("cuDeviceGetCount") is not None
+        return int(loaded_driver().cuDeviceGetCount(ctypes.byref(ctypes.c_int(0)))) == 0
     except (OSError, AttributeError):
         return False
 

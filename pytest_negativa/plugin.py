@@ -15,12 +15,7 @@ from collections.abc import Generator, Iterator
 import pytest
 
 from pytest_negativa.errors import NegativaError, OptionError
-from pytest_negativa.models.environment import (
-    OWN_VARIABLES,
-    PAGES_RUN_VARIABLE,
-    ROUND_VARIABLE,
-    SESSION_VARIABLE,
-)
+from pytest_negativa.models.environment import OWN_VARIABLES, ROUND_VARIABLE
 from pytest_negativa.settings.flags import (
     add_pytest_options,
     find_variables,
@@ -54,11 +49,6 @@ def _end_tracing() -> None:
     # Only a session that traces has imported it.
     if (tracing_end := sys.modules.get("pytest_negativa.session.tracing_end")) is not None:
         tracing_end.end_tracing()
-    # A session that has begun, here or in a parent, says so to its children.
-    if PAGES_RUN_VARIABLE in os.environ and SESSION_VARIABLE not in os.environ:
-        from pytest_negativa.session import page_trace
-
-        page_trace.discard_unused_run()
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
@@ -107,8 +97,8 @@ def _begin(config: pytest.Config) -> None:
     enabled = bool(flags.get("enabled"))
     supervised = any(flags.get(name) for name in PROVED)
     in_round = ROUND_VARIABLE in os.environ
-    # A process that another session started need not say it again.
     if not OWN_VARIABLES & os.environ.keys():
+        # A process that another session started need not say it again.
         for text in find_variables(os.environ):
             from pytest_negativa.reporting.text import print_warning
 
@@ -125,10 +115,9 @@ def _begin(config: pytest.Config) -> None:
     if not page_trace.is_in_round():
         if supervised and not in_round:
             # In a round, a test has started this pytest. It must not rewrite the copies.
-            from pytest_negativa.session import start
+            from pytest_negativa.session import request
 
-            start.start_supervisor(config, flags)
-            return
+            request.start_supervisor(config, flags)
         if not enabled:
             return
     # It may replace the process, so it comes before the other imports.

@@ -93,7 +93,7 @@ def _why_no_proofs(folder: Path) -> str | None:
     """Start a process as a proof does, with a table of no libraries."""
     if problem := redirect.why_unsupported():
         return problem
-    redirect.write_table(redirect.make_table(folder, ()), folder / "table")
+    redirect.write_table(folder / "table", folder, ())
     added = redirect.redirect_environment(os.environ, folder / "table", folder)
     subprocess.run([sys.executable, "-c", ""], env={**os.environ, **added}, check=False)
     logs = redirect.read_logs(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
@@ -15,7 +14,7 @@ from pytest_negativa.cli.common import (
     as_json_option,
     settings_of,
 )
-from pytest_negativa.measuring.session import make_request, measure_and_write
+from pytest_negativa.measuring import session
 from pytest_negativa.reporting.measurement import render_measurement
 
 
@@ -57,17 +56,10 @@ def measure(
 
     Exit status: 0, or 1 if the runs can't be compared, for instance because they end differently.
     """
-    request = make_request(
-        command,
-        settings_of(),
-        copies=slim,
-        loading=loading,
-        pairs=pairs,
-        cold=cold,
-        environ=os.environ,
+    measurement, folder = session.measure(
+        command, settings_of(), copies=slim, loading=loading, pairs=pairs, cold=cold
     )
-    measurement = measure_and_write(request)
-    paragraphs = (*render_measurement(measurement), f"Files in {request.folder}")
+    paragraphs = (*render_measurement(measurement), f"Files in {folder}")
     answer(
         measurement,
         paragraphs,

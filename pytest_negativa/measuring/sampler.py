@@ -116,16 +116,12 @@ class GpuPeaks:
 _TIMES_REST = 4
 
 FIRST_RESULT_VARIABLE = "NEGATIVA_FIRST_RESULT"
+FIRST_RESULT = Path(__file__).with_name("_first_result.so")
+"""For LD_AUDIT: notes the first result. It is built with the library that redirects."""
 
 
 class MeasureError(NegativaError):
     """The program can't be measured, or its runs can't be compared."""
-
-
-def first_result_library() -> Path | None:
-    """The library for LD_AUDIT that notes the first result; None: it was not built."""
-    path = Path(__file__).with_name("_first_result.so")
-    return path if path.is_file() else None
 
 
 def run_sampled(
@@ -135,7 +131,6 @@ def run_sampled(
     *,
     output: Path,
     first_result: Path,
-    cwd: Path | None = None,
     gpus: Gpus,
     interval: float = 0.02,
 ) -> RunFigures:
@@ -159,7 +154,7 @@ def run_sampled(
         begin = time.monotonic_ns()
         with refusing(command[0], "started", MeasureError):
             process = subprocess.Popen(
-                command, cwd=cwd, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         try:
             with _sampling(memory, gpu, interval):

@@ -12,10 +12,8 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -23,9 +21,9 @@ from pytest_negativa.devices import has_gpu
 from pytest_negativa.errors import OptionError, refusing
 from pytest_negativa.measuring.files import cached_bytes, evict, measure_sizes
 from pytest_negativa.measuring.sampler import (
+    FIRST_RESULT,
     Gpus,
     MeasureError,
-    first_result_library,
     run_sampled,
 )
 from pytest_negativa.models.file_kinds import ELF_MAGIC
@@ -43,7 +41,6 @@ from pytest_negativa.pages.auditors import AUDIT_VARIABLE
 from pytest_negativa.processes.programs import adopt_orphans
 from pytest_negativa.processes.redirect import (
     copy_path,
-    make_table,
     read_logs,
     redirect_environment,
     why_unsupported,
@@ -56,54 +53,59 @@ from pytest_negativa.storage.system import read_head
 
 _TAIL_LINES = 15
 
-Say = Callable[[str], None]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasureRequest:
-    """Request for a measurement.
-
-    Attributes:
-        command: the program; its output goes to files.
-        copies: the folder of the copies, each under its original's real path.
-        folder: the folder for logs and tables; it is created.
-        pairs: how many runs of each variant count, for each way of loading.
-        loadings: which ways of loading.
-        cold: evict the libraries from the page cache before every run.
-        environ: the program's environment.
-        cwd: the program's folder; None: the current folder.
-    """
-
-    command: tuple[str, ...]
-    copies: Path
-    folder: Path
-    pairs: int = 5
-    loadings: tuple[Loading, ...] = (Loading.LAZY, Loading.EAGER)
-    cold: bool = False
-    environ: Mapping[str, str]
-    cwd: Path | None = None
-
-
-def measure(request: MeasureRequest, say: Say) -> Measurement:
-    """Run the program on both variants in turns, and compare.
+def measure(
+    command: tuple[str, ...],
+    settings: Settings,
+    *,
+    copies: Path | None,
+    loading: str | None,
+    pairs: int,
+    cold: bool,
+) -> tuple[Measurement, Path]:
+    """Run a program on both variants in turns, compare, and write the measurement.
 
     For each way of loading, the first pair of runs warms up and does not count. Before it, the
     libraries are evicted from the page cache. Pairs begin with the original and with the slim
-    libraries alternately (ABBA), so a machine that slows down steadily favours neither.
+    libraries alternately (ABBA), so a machine that slows down steadily favours neither. Each run is
+    a line on stderr.
 
     Args:
-        say: shows a line of progress.
+        copies: the folder with the slim libraries, each under its original's real path; None: that
+            of a proof or of reconstruct.
+        loading: ``lazy``, ``eager`` or ``both``; None: both, or lazy without a GPU, where they
+            don't differ.
+        pairs: how many runs of each variant count, for each way of loading.
+        cold: evict the libraries from the page cache before every run.
+
+    Returns:
+        The measurement, and its new folder, which also has the program's output.
 
     Raises:
+        OptionError: there are no slim libraries.
         NegativaError: a variant can't be made, or the runs can't be compared in any way of
             loading. A run can't be started, two runs ended with different exit statuses, or a
-            slim run loaded originals.
+            slim run loaded originals. Or the file can't be written.
     """
-    if shutil.which(request.command[0], path=request.environ.get("PATH")) is None:
-        raise MeasureError(f"{request.command[0]}: not found, or not an executable file")
+    runs = RunsFolder(Path(settings.directory))
+    copies = copies or runs.copies
+    if not copies.is_dir():
+        raise OptionError(
+            f"{copies}: no slim libraries here; make some with pytest --negativa "
+            "--negativa-verify, or with negativa reconstruct"
+        )
+    if shutil.which(command[0]) is None:
+        raise MeasureError(f"{command[0]}: not found, or not an executable file")
     if (reason := why_unsupported()) is not None:
         raise MeasureError(f"copies can't take the place of libraries here: {reason}")
-    return _Experiment(request, find_copies(request.copies), say).run()
+    if loading is None:
+        loading = "both" if has_gpu() else "lazy"
+    loadings = tuple(Loading) if loading == "both" else (Loading(loading),)
+    runs.make()
+    folder = runs.new_measurement()
+    measurement = _Experiment(command, copies, folder, pairs=pairs, cold=cold).run(loadings)
+    write_record(folder / "measurement.json", measurement, indent=1)
+    return measurement, folder
 
 
 def find_copies(root: Path) -> tuple[str, ...]:
@@ -132,54 +134,58 @@ def find_copies(root: Path) -> tuple[str, ...]:
 
 
 class _Experiment:
-    def __init__(self, request: MeasureRequest, originals: tuple[str, ...], say: Say) -> None:
-        self._request = request
-        self._root = os.path.realpath(request.copies)
-        self._originals = originals
-        self._say = say
+    def __init__(
+        self, command: tuple[str, ...], copies: Path, folder: Path, *, pairs: int, cold: bool
+    ) -> None:
+        self._command = command
+        self._folder = folder
+        self._pairs = pairs
+        self._cold = cold
+        self._root = os.path.realpath(copies)
+        self._originals = originals = find_copies(copies)
         self._gpus = Gpus()
         self._files = {
             Variant.ORIGINAL: [Path(path) for path in originals],
             Variant.SLIM: [Path(copy_path(self._root, path)) for path in originals],
         }
         self._tables = {
-            Variant.ORIGINAL: request.folder / "original.table",
-            Variant.SLIM: request.folder / "slim.table",
+            Variant.ORIGINAL: folder / "original.table",
+            Variant.SLIM: folder / "slim.table",
         }
         self._runs: list[RunFigures] = []
 
-    def run(self) -> Measurement:
+    def run(self, loadings: Sequence[Loading]) -> Measurement:
         created = time.time_ns()
-        write_table(make_table(self._root, ()), self._tables[Variant.ORIGINAL])
-        write_table(make_table(self._root, self._originals), self._tables[Variant.SLIM])
-        adopts = adopt_orphans()
-        results = tuple(map(self._run_all, self._request.loadings))
+        write_table(self._tables[Variant.ORIGINAL], self._root, ())
+        write_table(self._tables[Variant.SLIM], self._root, self._originals)
+        adopt_orphans()
+        results = tuple(map(self._run_all, loadings))
         if all(result.failure is not None for result in results):
             raise MeasureError("\n".join(dict.fromkeys(r.failure or "" for r in results)))
-        self._say("negativa: measuring sizes")
+        _say("negativa: measuring sizes")
         original, slim = (
             measure_sizes(tuple(zip(self._originals, self._files[variant], strict=True)))
             for variant in (Variant.ORIGINAL, Variant.SLIM)
         )
         return Measurement(
-            command=self._request.command,
+            command=self._command,
             copies_root=self._root,
             libraries=self._originals,
             created_ns=created,
-            pairs=self._request.pairs,
-            cold=self._request.cold,
+            pairs=self._pairs,
+            cold=self._cold,
             devices=self._gpus.names,
             original=original,
             slim=slim,
             results=results,
             runs=tuple(self._runs),
-            notes=self._notes(adopts_orphans=adopts),
+            notes=self._notes(),
         )
 
     def _run_all(self, loading: Loading) -> LoadingResult:
         """All runs with one way of loading. A failure does not affect the other way."""
         try:
-            for pair in range(self._request.pairs + 1):
+            for pair in range(self._pairs + 1):
                 order = (Variant.ORIGINAL, Variant.SLIM)
                 for variant in order if pair % 2 else reversed(order):
                     self._run_once(variant, loading, pair)
@@ -196,22 +202,21 @@ class _Experiment:
     def _run_once(self, variant: Variant, loading: Loading, pair: int) -> None:
         run = RunFigures(variant=variant, loading=loading, warm_up=pair == 0, pair=pair)
         name = _name(run)
-        evicting = run.warm_up or self._request.cold
+        evicting = run.warm_up or self._cold
         left = None
         if evicting:
             evict(self._files[variant])
             left = cached_bytes(self._files[variant])
-        logs = self._request.folder / f"{name}.redirect"
+        logs = self._folder / f"{name}.redirect"
         with refusing(logs, "created", MeasureError):
             logs.mkdir(parents=True)
-        output = self._request.folder / f"{name}.log"
+        output = self._folder / f"{name}.log"
         sampled = run_sampled(
             run,
-            self._request.command,
+            self._command,
             self._environment(variant, loading, logs),
             output=output,
-            first_result=self._request.folder / f"{name}.first-result",
-            cwd=self._request.cwd,
+            first_result=self._folder / f"{name}.first-result",
             gpus=self._gpus,
         )
         copies = self._copies_loaded(variant, logs, name, sampled.status, output)
@@ -223,15 +228,13 @@ class _Experiment:
         )
         self._check(figures, output)
         self._runs.append(figures)
-        self._say(f"negativa: {name}: {figures.wall_s:.2f} s, exit status {figures.status}")
+        _say(f"negativa: {name}: {figures.wall_s:.2f} s, exit status {figures.status}")
 
     def _environment(self, variant: Variant, loading: Loading, logs: Path) -> dict[str, str]:
-        environ = {**self._request.environ, "CUDA_MODULE_LOADING": loading.value.upper()}
+        environ = {**os.environ, "CUDA_MODULE_LOADING": loading.value.upper()}
         environ.update(redirect_environment(environ, self._tables[variant], logs))
-        observer = first_result_library()
-        if observer is not None:
-            # The first of the auditors: first_result.c says why.
-            environ[AUDIT_VARIABLE] = f"{observer}:{environ[AUDIT_VARIABLE]}"
+        # The first of the auditors: first_result.c says why.
+        environ[AUDIT_VARIABLE] = f"{FIRST_RESULT}:{environ[AUDIT_VARIABLE]}"
         return environ
 
     def _copies_loaded(
@@ -272,13 +275,11 @@ class _Experiment:
                 f"can't be compared; output of the latter in {output}, its end:\n{_tail(output)}"
             )
 
-    def _notes(self, *, adopts_orphans: bool) -> tuple[str, ...]:
+    def _notes(self) -> tuple[str, ...]:
         """Remarks on all runs."""
         runs, gpus = self._runs, self._gpus
-        observer = first_result_library()
         failed = sorted({run.status for run in runs} - {0})
         notes = (
-            (not adopts_orphans, "this system does not show processes whose parent ended"),
             (gpus.missing, gpus.missing),
             (
                 not (gpus.missing or gpus.names),
@@ -291,7 +292,7 @@ class _Experiment:
                 "process has them mapped",
             ),
             *(
-                (True, f"runs ended with exit status {status}; output in {self._request.folder}")
+                (True, f"runs ended with exit status {status}; output in {self._folder}")
                 for status in failed
             ),
             (
@@ -305,12 +306,7 @@ class _Experiment:
                 "energy is that of whole devices, including idle power and other programs",
             ),
             (
-                observer is None,
-                "the time to the first GPU result is not measured: its library was not built "
-                "(install a C compiler and reinstall pytest-negativa)",
-            ),
-            (
-                observer and all(run.first_result_s is None for run in runs),
+                all(run.first_result_s is None for run in runs),
                 "no run waited for a result of a GPU",
             ),
             (
@@ -371,55 +367,6 @@ def compare(runs: Sequence[RunFigures]) -> Iterator[Comparison]:
             pair_ratios=(min(pairs), max(pairs)) if pairs else None,
             overlap=before.minimum <= after.maximum and after.minimum <= before.maximum,
         )
-
-
-def make_request(
-    command: Sequence[str],
-    settings: Settings,
-    *,
-    copies: Path | None = None,
-    loading: str | None = None,
-    **options: Any,
-) -> MeasureRequest:
-    """A request for a measurement into a new folder.
-
-    Args:
-        copies: the folder with the slim libraries; None: that of a proof or of reconstruct.
-        loading: ``lazy``, ``eager`` or ``both``; None: both, or lazy without a GPU, where they
-            don't differ.
-        options: further fields of the request.
-
-    Raises:
-        OptionError: there are no slim libraries.
-    """
-    runs = RunsFolder(Path(settings.directory))
-    copies = copies or runs.copies
-    if not copies.is_dir():
-        raise OptionError(
-            f"{copies}: no slim libraries here; make some with pytest --negativa "
-            "--negativa-verify, or with negativa reconstruct"
-        )
-    if loading is None:
-        loading = "both" if has_gpu() else "lazy"
-    runs.make()
-    return MeasureRequest(
-        command=tuple(command),
-        copies=copies,
-        folder=runs.new_measurement(),
-        loadings=tuple(Loading) if loading == "both" else (Loading(loading),),
-        **options,
-    )
-
-
-def measure_and_write(request: MeasureRequest) -> Measurement:
-    """Measure, with a line to stderr for each run, and write the measurement into its folder.
-
-    Raises:
-        NegativaError: see ``measure``; or the file can't be written.
-    """
-    measurement = measure(request, _say)
-    write_record(request.folder / "measurement.json", measurement, indent=1)
-    return measurement
 
 
 def _say(line: str) -> None:

@@ -35,13 +35,12 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def adopt_orphans() -> bool:
+def adopt_orphans() -> None:
     """Make this process the parent of descendants whose own parent ends.
 
-    prctl(2), PR_SET_CHILD_SUBREAPER. Returns False if the system does not support it.
+    prctl(2), PR_SET_CHILD_SUBREAPER.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    return int(libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants() -> tuple[psutil.Process, ...]:

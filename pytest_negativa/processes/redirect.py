@@ -150,14 +150,16 @@ def why_not_replaceable(
     return None
 
 
-def make_table(root: str | Path, originals: Iterable[str | Path]) -> str:
-    """The text of the table of originals whose copies lie below the root.
+def write_table(path: Path, root: str | Path, originals: Iterable[str | Path]) -> None:
+    """Write the table of originals whose copies lie below the root, for processes to come.
 
-    The folders of the copies become passable for other users, like those of the originals.
+    Running processes keep theirs. The folders of the copies become passable for other users, like
+    those of the originals.
 
     Raises:
         NegativaError: a path can't stand in a table, a copy does not exist, or the root's file
             system is mounted noexec.
+        StoreError: the file can't be written.
     """
     rows: dict[str, str] = {}
     root = os.path.realpath(root)
@@ -171,37 +173,29 @@ def make_table(root: str | Path, originals: Iterable[str | Path]) -> str:
         problem = why_not_replaceable(root, original)
         if problem is not None:
             raise NegativaError(f"{os.fspath(original)!r} can't be replaced by its copy: {problem}")
-        path, copy = os.path.realpath(original), copy_path(root, original)
+        real, copy = os.path.realpath(original), copy_path(root, original)
         try:
-            ids = _file_id(path), _file_id(copy)
+            ids = _file_id(real), _file_id(copy)
         except OSError as e:
             raise NegativaError(
-                f"{path} can't be replaced by its copy: {e.filename}: {e.strerror}"
+                f"{real} can't be replaced by its copy: {e.filename}: {e.strerror}"
             ) from e
         if os.path.realpath(copy) != copy or not Path(copy).is_file():
             raise NegativaError(
-                f"{copy}: expected the copy of {path}, a regular file and no symbolic link"
+                f"{copy}: expected the copy of {real}, a regular file and no symbolic link"
             )
         if ids[0] == ids[1]:
-            raise NegativaError(f"{copy} and {path} are one file (a hard link?), expected a copy")
-        rows[path] = "\t".join(("library", *ids, copy))
+            raise NegativaError(f"{copy} and {real} are one file (a hard link?), expected a copy")
+        rows[real] = "\t".join(("library", *ids, copy))
         make_passable(Path(copy).parent, Path(root))
-    return "\n".join((f"{_TABLE_HEAD}\t{root}", *rows.values(), f"end\t{len(rows)}\n"))
+    table = "\n".join((f"{_TABLE_HEAD}\t{root}", *rows.values(), f"end\t{len(rows)}\n"))
+    # Processes of other users read it, too.
+    write_atomically(path, table.encode("utf-8"), mode=0o644)
 
 
 def _file_id(path: str) -> str:
     status = Path(path).stat()
     return f"{os.major(status.st_dev)}\t{os.minor(status.st_dev)}\t{status.st_ino}"
-
-
-def write_table(table: str, path: Path) -> None:
-    """Write the text of a table for processes to come; running processes keep theirs.
-
-    Raises:
-        StoreError: the file can't be written.
-    """
-    # Processes of other users read it, too.
-    write_atomically(path, table.encode("utf-8"), mode=0o644)
 
 
 # ---- The environment ----

@@ -10,7 +10,8 @@ terminated and relaunched."
 from __future__ import annotations
 
 import ctypes
-import os
+
+from pytest_negativa.devices import loaded_driver
 
 # CUresult values that are documented with the sentence above.
 _STICKY = {
@@ -36,7 +37,7 @@ def lost_context() -> str | None:
     loaded the driver has no context. Nothing is known of a stub that lacks a function.
     """
     try:
-        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        driver = loaded_driver()
         context, count, found = ctypes.c_void_p(), ctypes.c_int(), None
         if driver.cuCtxGetCurrent(ctypes.byref(context)) == 0 and context.value:
             found = _STICKY.get(driver.cuCtxSynchronize())

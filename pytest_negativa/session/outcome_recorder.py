@@ -1,4 +1,4 @@
-"""Outcomes to ``tests.jsonl``: phases, aspects, keywords, workers, a lost CUDA context.
+"""Outcomes to ``tests.jsonl``: phases, errors, failed children, workers, a lost CUDA context.
 
 The hooks that write them run in the process that reports. pytest-xdist passes its workers' reports
 to that process.
@@ -7,7 +7,11 @@ to that process.
 from __future__ import annotations
 
 import os
+import re
+import signal
+import subprocess
 import sys
+import traceback
 from collections.abc import Generator
 from typing import Any
 
@@ -23,9 +27,7 @@ from pytest_negativa.models.outcomes import (
     TestStarted,
     WorkerEnded,
 )
-from pytest_negativa.session.child_ends import ChildEnds
 from pytest_negativa.session.circumstances import circumstances_of, modules_below
-from pytest_negativa.session.error_words import describe_error
 from pytest_negativa.session.traced_process import phases_run
 from pytest_negativa.storage.jsonl import LineWriter
 from pytest_negativa.storage.records import utf8
@@ -39,6 +41,33 @@ _MODULES = "negativa_modules"
 """Key of the modules that a worker of pytest-xdist imported."""
 
 _MAX_TEXT = 500
+
+# Somebody else ended a child by another signal, sooner or later.
+_CRASHES = frozenset(
+    {signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV, signal.SIGSYS}
+)
+
+# Names of errors in cuda.h, driver_types.h and the headers of NVIDIA's libraries, and what
+# cudaGetErrorString and PyTorch make of those that missing or damaged code gives.
+_WORDS = re.compile(
+    r"""\b(?:CUDA_ERROR|CUBLAS|CUDNN|CUFFT|CURAND|CUSOLVER|CUSPARSE|NVJITLINK|NVRTC)_[A-Z_]+\b
+    | \bcudaError[A-Z]\w+
+    | \bCUDA\ (?:driver\ )?error\b
+    | \bno\ kernel\ image\ is\ available\b
+    | \bkernel\ image\ is\ invalid\b
+    | \bsymbol\ not\ found\b
+    | \binvalid\ device\ (?:function|symbol)\b
+    | \binvalid\ resource\ handle\b
+    | \bunsupported\ (?:PTX\ version|toolchain)\b
+    | \bPTX\ JIT\ compil
+    | \billegal\ (?:instruction|memory\ access)\b
+    | \bmisaligned\ address\b
+    | \binvalid\ program\ counter\b
+    | \bdevice-side\ assert\b
+    | \bunspecified\ launch\ failure\b
+    """,
+    re.VERBOSE,
+)
 
 
 def details_of(report: pytest.TestReport) -> dict[str, Any]:
@@ -56,10 +85,47 @@ class ReportDetails:
     That is how often the phase ran, the type of the error, the children that failed, the name of a
     subtest, and the words that select the test. The plugin flaky reports the last attempt only.
     pytest 9 changes the name of a subtest on the way from a worker of pytest-xdist.
+
+    A test may ignore the exit status of a child, and nothing else tells that a child without the
+    GPU failed. ``Popen`` sets its attribute ``returncode`` when one ends.
     """
 
-    def __init__(self, ends: ChildEnds) -> None:
-        self._ends = ends
+    def __init__(self) -> None:
+        self._failed: set[str] = set()
+        self._system = os.system
+        self._attribute = property(lambda process: process.__dict__.get("returncode"), self._note)
+
+    def start(self) -> None:
+        """Note children that failed from now on."""
+        setattr(subprocess.Popen, "returncode", self._attribute)  # noqa: B010 (a new one)
+        os.system = self._run
+
+    def stop(self) -> None:
+        """Note no more of them, unless a session within this one did so already."""
+        if vars(subprocess.Popen).get("returncode") is self._attribute:
+            delattr(subprocess.Popen, "returncode")
+        if os.system == self._run:
+            os.system = self._system
+
+    def _run(self, command: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> int:
+        status = self._system(command)
+        # -1: who ignores SIGCHLD can't wait for it.
+        self._add(command, 0 if status < 0 else os.waitstatus_to_exitcode(status))
+        return status
+
+    def _note(self, process: subprocess.Popen[bytes], status: int | None) -> None:
+        process.__dict__["returncode"] = status
+        if status is not None:
+            self._add(process.args, status)
+
+    def _add(self, command: object, status: int) -> None:
+        if status > 0 or -status in _CRASHES:
+            self._failed.add(f"{_program(command)} ended with {status}")
+
+    def take(self) -> list[str]:
+        """The children that failed since the last call: program and status."""
+        failed, self._failed = self._failed, set()
+        return sorted(failed)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -67,7 +133,7 @@ class ReportDetails:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         details = details_of(report)
-        details.update(attempt=phases_run(item)[call.when], children=self._ends.take())
+        details.update(attempt=phases_run(item)[call.when], children=self.take())
         # Whatever another plugin made of the outcome, the phase raised this.
         if call.excinfo is not None:
             details["error_type"] = describe_error(call.excinfo.value)
@@ -183,6 +249,20 @@ class OutcomeRecorder:
     def pytest_testnodedown(self, node: Any) -> None:
         # A worker that crashed has no output.
         self._files.update(getattr(node, "workeroutput", {}).get(_MODULES, ()))
+
+
+def _program(command: object) -> str:
+    first = command[0] if isinstance(command, list | tuple) else command
+    text = os.fsdecode(first) if isinstance(first, str | bytes | os.PathLike) else ""
+    return utf8(os.path.basename(text.partition(" ")[0]))  # noqa: PTH119
+
+
+def describe_error(error: BaseException) -> str:
+    """The exception's class, and the CUDA errors that it, its causes and its parts name."""
+    # Without frames: their source lines are no part of the error.
+    text = " ".join("".join(traceback.format_exception(error, limit=0)).split())
+    named = sorted({match.group() for match in _WORDS.finditer(text)})
+    return f"{type(error).__name__} ({', '.join(named)})" if named else type(error).__name__
 
 
 def _keywords(item: pytest.Item) -> list[str]:

@@ -23,7 +23,7 @@ from pytest_negativa.models.environment import PAGES_RUN_VARIABLE
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.session import tracing_end
-from pytest_negativa.session.request import is_replaceable
+from pytest_negativa.session.request import become, is_replaceable
 from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.handover import ProcessIdentity, find_controller, identify_process
 from pytest_negativa.storage.rounds import current_round
@@ -62,9 +62,12 @@ def begin(config: pytest.Config, flags: Mapping[str, Any]) -> tuple[Settings, Pa
 def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
     from pytest_negativa.pages.auditors import LOGS_VARIABLE, traces_cpu, why_unwatchable
 
-    # A test that calls pytest.main begins a session of its own.
-    if (run := _handed_run()) is not None and not tracing_end.has_begun():
-        return run
+    # What this process was started again for. A test that calls pytest.main begins a session of its
+    # own.
+    handed = json.loads(os.environ.get(PAGES_RUN_VARIABLE, "null"))
+    is_handed = handed and ProcessIdentity(*handed["process"]) == identify_process()
+    if is_handed and not tracing_end.has_begun():
+        return Run(Path(handed["folder"]))
     round_spec = current_round(os.environ)
     if round_spec is not None and round_spec.kind is not RoundKind.TRACE:
         return None
@@ -87,29 +90,6 @@ def _start(config: pytest.Config, settings: Settings) -> PageTrace | None:
     return _start_again(run, Path(config.invocation_params.dir))
 
 
-def _handed_run() -> Run | None:
-    """The run that this process was started again for."""
-    handed = json.loads(os.environ.get(PAGES_RUN_VARIABLE, "null"))
-    if handed and ProcessIdentity(*handed["process"]) == identify_process():
-        return Run(Path(handed["folder"]))
-    return None
-
-
-def discard_unused_run() -> None:
-    """Delete the run that this process was started again for if pytest refused the session.
-
-    The process ends, so it can't report an error any more.
-    """
-    if (run := _handed_run()) is not None and not run.outcomes_file.exists():
-        _discard(run)
-
-
-def _discard(run: Run) -> None:
-    # The folder of a round is not a run's, and stays.
-    with contextlib.suppress(StoreError):
-        run.delete()
-
-
 def _start_again(run: Run, cwd: Path) -> NoReturn:
     from pytest_negativa.pages.page_watch import watch_pages
 
@@ -117,15 +97,14 @@ def _start_again(run: Run, cwd: Path) -> NoReturn:
         **watch_pages(os.environ, run, run.folder.parent),
         PAGES_RUN_VARIABLE: json.dumps({"process": identify_process(), "folder": str(run)}),
     }
-    sys.stdout.flush()
-    sys.stderr.flush()
     try:
-        os.chdir(cwd)
         # With the interpreter's own options (-X, -W, -m).
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606
-    except OSError as e:
-        _discard(run)
-        raise NegativaError(f"{sys.executable}: cannot be started: {e.strerror}") from e
+        become(sys.orig_argv[1:], environ, cwd)
+    except NegativaError:
+        # The folder of a round is not a run's, and stays.
+        with contextlib.suppress(StoreError):
+            run.delete()
+        raise
 
 
 def describe_pages(

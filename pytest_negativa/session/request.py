@@ -1,10 +1,9 @@
-"""A session becomes a supervisor by ``execve``, or supervises by itself; the words it starts.
+"""A session becomes a supervisor by ``execve``; the words that it starts.
 
 ``pytest --negativa-verify`` must survive crashes of the tests that it runs. So before any conftest
 is imported, ``execve`` replaces the process by a supervisor. It has the same process id, terminal
 and exit status, but no plugin, no project code and no CUDA in it. It starts the same pytest command
-as its child. If a program called pytest (``pytest.main``), the process can't be replaced and
-supervises by itself.
+as its child.
 """
 
 from __future__ import annotations
@@ -15,53 +14,21 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_negativa.errors import NegativaError
+from pytest_negativa.errors import ExitStatus, NegativaError, OptionError, refusing
+from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.runs import RunsFolder, run_at
 
 if TYPE_CHECKING:
     import pytest
 
-    from pytest_negativa.models.settings import Settings
-    from pytest_negativa.verifying.rounds import Program
-
 _REQUEST = "NEGATIVA_SUPERVISE"
 
 # What a supervisor handles.
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def program_of(config: pytest.Config, settings: Settings) -> Program:
-    """The program that a session's own command line starts."""
-    from pytest_negativa.verifying.rounds import Program
-
-    namespace = config.known_args_namespace
-    debugged = any(getattr(namespace, name, False) for name in ("usepdb", "trace"))
-    captures = namespace.capture
-    command = _command(config)
-    end = command.index("--") if "--" in command else len(command)
-    # For rounds that run some tests again. Reports: see ``round_reports``.
-    added = ["--maxfail=0"]
-    if config.pluginmanager.has_plugin("cacheprovider"):
-        added += ["-o", f"cache_dir={RunsFolder(Path(settings.directory)).pytest_cache}"]
-    # Workers of pytest-xdist would each start, and collect all, for a few tests.
-    is_spread = getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None)
-    alone = ["-n0"] if is_spread else []
-    return Program(
-        command=command,
-        again=(*command[:end], *added, *command[end:]),
-        alone=(*command[:end], *added, *alone, *command[end:]),
-        cwd=config.invocation_params.dir,
-        root=config.rootpath,
-        environ=os.environ,
-        is_pytest=True,
-        interactive=debugged or (captures == "no" and sys.stdin.isatty()),
-        # With -s and the like, tests could see where their output goes, and users want to.
-        folds=captures == "fd" and not debugged,
-    )
 
 
 def is_replaceable(config: pytest.Config) -> bool:
@@ -73,28 +40,43 @@ def is_replaceable(config: pytest.Config) -> bool:
     return is_pytest and tuple(config.invocation_params.args) == tuple(sys.argv[1:])
 
 
-def _command(config: pytest.Config) -> tuple[str, ...]:
-    if is_replaceable(config):
-        # With the interpreter's own options (-X, -W, -m).
-        return (sys.executable, *sys.orig_argv[1:])
-    return (sys.executable, "-m", "pytest", *map(str, config.invocation_params.args))
-
-
-def replace_process(settings: Settings, program: Program) -> NoReturn:
-    """Become the supervisor. Never returns.
+def start_supervisor(config: pytest.Config, flags: Mapping[str, Any]) -> NoReturn:
+    """Become the supervisor, which runs the session's tests in a process of their own.
 
     Raises:
+        OptionError: an option or ``negativa.yaml`` can't be used, or a program called pytest.
         NegativaError: the interpreter can't be started.
     """
+    settings = load_settings(
+        flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
+    )
+    if not is_replaceable(config):
+        raise OptionError(
+            "a program called pytest.main, and a proof starts the tests again, without what the "
+            "program set up: start pytest itself, or trace without a proof"
+        )
     import msgspec
 
+    namespace = config.known_args_namespace
+    debugged = any(getattr(namespace, name, False) for name in ("usepdb", "trace"))
+    # With the interpreter's own options (-X, -W, -m).
+    command = (sys.executable, *sys.orig_argv[1:])
+    end = command.index("--") if "--" in command else len(command)
+    # For rounds that run some tests again. Reports: see ``round_hooks``.
+    added = ["--maxfail=0"]
+    if config.pluginmanager.has_plugin("cacheprovider"):
+        added += ["-o", f"cache_dir={RunsFolder(Path(settings.directory)).pytest_cache}"]
+    # Workers of pytest-xdist would each start, and collect all, for a few tests.
+    is_spread = getattr(namespace, "numprocesses", None) or getattr(namespace, "tx", None)
+    alone = ["-n0"] if is_spread else []
     plain = {
         "settings": msgspec.to_builtins(settings),
-        "root": str(program.root),
-        "again": program.again,
-        "alone": program.alone,
-        "interactive": program.interactive,
-        "folds": program.folds,
+        "root": str(config.rootpath),
+        "again": (*command[:end], *added, *command[end:]),
+        "alone": (*command[:end], *added, *alone, *command[end:]),
+        "interactive": debugged or (namespace.capture == "no" and sys.stdin.isatty()),
+        # With -s and the like, tests could see where their output goes, and users want to.
+        "folds": namespace.capture == "fd" and not debugged,
     }
     # A -c program has the current folder at the head of its path: any file there may shadow a
     # module. And this package may lie where only pytest was told to look.
@@ -106,24 +88,34 @@ def replace_process(settings: Settings, program: Program) -> NoReturn:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
     plain["unblock"] = [number for number in _HANDLED if number not in before]
     environ = {**os.environ, _REQUEST: json.dumps(plain)}
+    try:
+        become(["-c", start, *command], environ, config.invocation_params.dir)
+    except NegativaError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise
+
+
+def become(words: Sequence[str], environ: Mapping[str, str], cwd: Path) -> NoReturn:
+    """Replace this process by another Python.
+
+    Raises:
+        NegativaError: the interpreter can't be started.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    try:
-        os.chdir(program.cwd)
-        os.execve(  # noqa: S606 (as the shell did)
-            sys.executable, [sys.executable, "-c", start, *program.command], environ
-        )
-    except OSError as e:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        raise NegativaError(f"{sys.executable}: cannot be started: {e.strerror}") from e
+    with refusing(sys.executable, "started", NegativaError):
+        os.chdir(cwd)
+        os.execve(sys.executable, [sys.executable, *words], environ)  # noqa: S606 (as the shell did)
 
 
 def main() -> int:
-    """The supervisor's program, which ``replace_process`` starts."""
+    """Verify, after tracing (``settings.enabled``); the supervisor's program and exit status."""
     import msgspec
 
+    from pytest_negativa.analysis.report import report_verified
     from pytest_negativa.models.settings import Settings
     from pytest_negativa.verifying.rounds import Program
+    from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
 
     # Plans and maps are a million objects without cycles; their end is that of the process.
     gc.disable()
@@ -140,21 +132,10 @@ def main() -> int:
         interactive=plain["interactive"],
         folds=plain["folds"],
     )
-    return supervise(msgspec.convert(plain["settings"], Settings), program, plain["unblock"])
-
-
-def supervise(settings: Settings, program: Program, unblock: Collection[int] = ()) -> int:
-    """Verify, after tracing (``settings.enabled``); the exit status.
-
-    Args:
-        unblock: signals that were blocked until they can be handled.
-    """
-    from pytest_negativa.analysis.report import report_verified
-    from pytest_negativa.errors import ExitStatus
-    from pytest_negativa.verifying.supervisor import run_supervisor, verify_program
+    settings = msgspec.convert(plain["settings"], Settings)
 
     def work() -> int:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, unblock)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, plain["unblock"])
         run = None
         # A session that traces verifies its own run, whatever the environment names.
         if not settings.enabled:

@@ -1,34 +1,71 @@
-"""Tests of a round: selection, --lf in rounds, reruns of flaky ones, when it stops early.
+"""Rounds: where their reports go, which tests they run, reruns of flaky ones, when they stop early.
 
-Options such as ``--lf`` select tests by what pytest's cache has of the session before. In a round,
-that is another round. So a round with such an option runs the tests of the traced run instead.
+The traced run writes report files (JUnit, coverage, HTML) to the paths that the user gave. In a
+session without a traced run, the last run of all tests on the copies does. All other rounds write
+to their own folders.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import defaultdict
 from collections.abc import Generator
-from functools import cached_property
 from pathlib import Path
 
 import pytest
 
-from pytest_negativa.errors import StoreError
-from pytest_negativa.models.outcomes import SessionResult
-from pytest_negativa.models.round import LEAST_RERUNS, Round
+from pytest_negativa.models.round import LEAST_RERUNS, Round, RoundKind
 from pytest_negativa.session.circumstances import BY_CACHE
 from pytest_negativa.session.cuda_context import lost_context
 from pytest_negativa.session.outcome_recorder import CONTEXT_LOST, details_of
-from pytest_negativa.storage.outcomes import read_outcomes
 from pytest_negativa.storage.records import utf8
+from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import System
 
+# The attributes of options that name a file or folder, and its name in a round's folder.
+_REPORTS = {
+    "xmlpath": "junit.xml",  # --junit-xml
+    "log_file": "log.txt",  # --log-file
+    "htmlpath": "report.html",  # pytest-html
+    "json_report_file": "report.json",  # pytest-json-report
+    "report_log": "report.jsonl",  # pytest-reportlog
+    "csv_path": "report.csv",  # pytest-csv
+    "md_report_output": "report.md",  # pytest-md-report
+    "benchmark_json": "benchmark.json",  # pytest-benchmark
+    "allure_report_dir": "allure",  # allure-pytest
+}
 
-def options_by_cache(namespace: argparse.Namespace) -> list[str]:
-    """The options of a session that select or order tests by what ran before, by attribute."""
-    return [name for name in BY_CACHE if getattr(namespace, name, False)]
+
+class RoundOptions:
+    """Changes the options of a round.
+
+    Args:
+        traced_before: the session has a traced run of its own.
+    """
+
+    def __init__(self, config: pytest.Config, round_spec: Round, *, traced_before: bool) -> None:
+        self._folder = Run(Path(round_spec.folder)).report_files
+        runs_all = round_spec.kind is RoundKind.VERIFY and round_spec.tests is None
+        self._redirects = round_spec.kind is not RoundKind.TRACE and (traced_before or not runs_all)
+        # pytest-cov adds to the coverage of earlier rounds. It reads this before any plugin is
+        # configured.
+        if self._redirects and getattr(config.known_args_namespace, "cov_source", None):
+            config.known_args_namespace.cov_append = True
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        # The session before is another round.
+        for option in BY_CACHE:
+            setattr(config.option, option, False)
+        for option, name in _REPORTS.items() if self._redirects else ():
+            given = getattr(config.option, option, None)
+            # pytest-benchmark before 5.2 stores an open file, which is empty already.
+            if hasattr(given, "write"):
+                continue
+            if given or (option == "log_file" and config.getini(option)):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                path = self._folder / name
+                setattr(config.option, option, path if isinstance(given, Path) else str(path))
 
 
 class RoundHooks:
@@ -36,71 +73,17 @@ class RoundHooks:
 
     def __init__(self, round_spec: Round) -> None:
         self._round = round_spec
-        # Whether the tests are those of the traced run, in its order.
-        self._repeats = False
-        # Whether they are of its files alone.
-        self._skips_files = False
         # By node id of a test that is repeated: whether its phases passed, run by run.
         self._ends: dict[str, list[list[bool]]] = defaultdict(list)
-
-    @cached_property
-    def _traced(self) -> SessionResult | None:
-        """The traced run; None if it can't be read."""
-        if self._round.expected is None:
-            return None
-        try:
-            return read_outcomes(Path(self._round.expected))
-        except StoreError:
-            return None
-
-    @cached_property
-    def _collected(self) -> frozenset[str]:
-        """Node ids of the files that the traced run collected tests of, or could not collect."""
-        assert self._traced is not None
-        tests = (test.nodeid.partition("::")[0] for test in self._traced.tests)
-        errors = (error.partition(": ")[0] for error in self._traced.collection_errors)
-        return frozenset((*tests, *errors))
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_configure(self, config: pytest.Config) -> None:
-        """Switch off what selects or orders tests by what ran before."""
-        chosen = options_by_cache(config.option)
-        # To read the traced run touches pages of CPU code that the trace has not.
-        self._repeats = bool(chosen) and self._traced is not None
-        self._skips_files = self._repeats and "lf" in chosen
-        for name in chosen if self._repeats else ():
-            setattr(config.option, name, False)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_make_collect_report(
-        self, collector: pytest.Collector
-    ) -> pytest.CollectReport | None:
-        """Import no file that ``--lf`` skipped when traced: it may use the GPU."""
-        if not self._skips_files or not isinstance(collector, pytest.File):
-            return None
-        if isinstance(collector, pytest.Package) or utf8(collector.nodeid) in self._collected:
-            return None
-        return pytest.CollectReport(collector.nodeid, "passed", None, [])
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        tests = self._round.tests
-        repeated = self._round.repeated
-        order: dict[str, int] = {}
-        if self._repeats and self._traced is not None:
-            order = {test.nodeid: number for number, test in enumerate(self._traced.tests)}
-            tests = tuple(order) if tests is None else tests
-        items.sort(
-            key=lambda item: (
-                utf8(item.nodeid) in repeated,
-                order.get(utf8(item.nodeid), len(order)),
-            )
-        )
-        if tests is None:
+        items.sort(key=lambda item: utf8(item.nodeid) in self._round.repeated)
+        if self._round.tests is None:
             return
-        wanted = frozenset(tests)
+        wanted = frozenset(self._round.tests)
         if left_out := [item for item in items if utf8(item.nodeid) not in wanted]:
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if utf8(item.nodeid) in wanted]

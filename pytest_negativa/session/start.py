@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,20 +23,11 @@ from pytest_negativa.models.trace import Header, Role
 from pytest_negativa.processes.open_watch import CodeFileWatch
 from pytest_negativa.processes.programs import end_with
 from pytest_negativa.session import tracing_end
-from pytest_negativa.session.child_ends import ChildEnds
 from pytest_negativa.session.outcome_recorder import OutcomeRecorder, ReportDetails
 from pytest_negativa.session.page_trace import PageTrace
 from pytest_negativa.session.reporter import Reporter
-from pytest_negativa.session.request import (
-    is_replaceable,
-    program_of,
-    replace_process,
-    supervise,
-)
-from pytest_negativa.session.round_hooks import RoundHooks
-from pytest_negativa.session.round_reports import RoundReports, append_coverage, writes_reports
+from pytest_negativa.session.round_hooks import RoundHooks, RoundOptions
 from pytest_negativa.session.traced_process import NotTraced, TracedProcess
-from pytest_negativa.settings.resolve import load_settings
 from pytest_negativa.storage.handover import (
     Handover,
     find_controller,
@@ -53,9 +41,6 @@ from pytest_negativa.tracing.children import outer_sockets
 from pytest_negativa.tracing.detector import Detector, TraceError
 from pytest_negativa.tracing.start import Tracing, make_header, start_detector, start_tracing
 from pytest_negativa.tracing.trace_files import end_former_program
-
-if TYPE_CHECKING:
-    from pytest_negativa.verifying.rounds import Program
 
 
 def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) -> None:
@@ -80,15 +65,15 @@ def begin(config: pytest.Config, settings: Settings, pages: PageTrace | None) ->
     plugins = config.pluginmanager
     plugins.register(traced, "negativa-traced-process")
     if role is not Role.CONTROLLER:
-        ends = ChildEnds()
-        ends.start()
-        config.add_cleanup(ends.stop)
-        plugins.register(ReportDetails(ends), "negativa-report-details")
-    if round_spec is not None and not writes_reports(round_spec, traced_before=settings.enabled):
-        append_coverage(config)
-        plugins.register(RoundReports(round_spec), "negativa-round-reports")
-    if round_spec is not None and verified and role is not Role.CONTROLLER:
-        plugins.register(RoundHooks(round_spec), "negativa-round")
+        details = ReportDetails()
+        details.start()
+        config.add_cleanup(details.stop)
+        plugins.register(details, "negativa-report-details")
+    if round_spec is not None:
+        options = RoundOptions(config, round_spec, traced_before=settings.enabled)
+        plugins.register(options, "negativa-round-options")
+        if verified and role is not Role.CONTROLLER:
+            plugins.register(RoundHooks(round_spec), "negativa-round")
     tracing_end.at_end(traced, traced.stop)
     if role is Role.WORKER:
         return
@@ -166,43 +151,6 @@ def _start_own_detector(
         # A fault in another plugin's code must not stop the tests.
         raise TraceError(f"the detector of a plugin failed: {describe_fault(e)}") from e
     return detector
-
-
-def start_supervisor(config: pytest.Config, flags: Mapping[str, Any]) -> None:
-    """Hand the session to a supervisor, which runs its tests in a process of their own.
-
-    Raises:
-        OptionError: an option or ``negativa.yaml`` can't be used.
-        NegativaError: the supervisor can't be started.
-    """
-    settings = load_settings(
-        flags, os.environ, root=config.rootpath, cwd=config.invocation_params.dir
-    )
-    program = program_of(config, settings)
-    if is_replaceable(config):
-        replace_process(settings, program)
-    if config.invocation_params.plugins:
-        raise OptionError(
-            "a program called pytest.main(plugins=...), and the tests can't be started again with "
-            "these plugins; name them with -p or pytest_plugins, or trace without a proof"
-        )
-    config.pluginmanager.register(_Supervised(settings, program), "negativa-supervised")
-
-
-class _Supervised:
-    """Runs the supervisor instead of the tests, in a process that can't be replaced."""
-
-    def __init__(self, settings: Settings, program: Program) -> None:
-        self._settings = settings
-        self._program = program
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_cmdline_main(self) -> int:
-        print(  # noqa: T201
-            f"negativa: a program called pytest.main; {shlex.join(self._program.command)} "
-            "runs its tests, without what the program set up in its process"
-        )
-        return supervise(self._settings, self._program)
 
 
 def _role_and_run(

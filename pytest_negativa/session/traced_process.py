@@ -1,4 +1,4 @@
-"""The test, phase, fixture or hook that a traced process is in; pauses; a closed stdout.
+"""The test, phase, fixture or hook that a traced process is in; pauses.
 
 Tracing lasts until the process ends, see ``tracing_end``.
 """
@@ -6,7 +6,6 @@ Tracing lasts until the process ends, see ``tracing_end``.
 from __future__ import annotations
 
 import os
-import select
 from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 SHARED_SCOPES = frozenset({"session", "package", "module", "class"})
 
 _PHASES = pytest.StashKey[Counter[str]]()
-
-_CLOSED = "its standard output was closed before its end (as by head)"
 
 
 class NotTraced(NamedTuple):
@@ -99,14 +96,13 @@ class TracedProcess:
     @contextmanager
     def paused(self, reason: str) -> Iterator[None]:
         """Release CUPTI; the trace has a gap meanwhile."""
-        if self._tracing is None:
-            yield
-            return
-        self._tracing.detector.pause(reason)
+        if self._tracing is not None:
+            self._tracing.detector.pause(reason)
         try:
             yield
         finally:
-            self._tracing.detector.resume()
+            if self._tracing is not None:
+                self._tracing.detector.resume()
 
     def settle(self) -> None:
         """All tests have ended: write what is known of them."""
@@ -210,13 +206,6 @@ class TracedProcess:
         with self._hook("pytest_unconfigure"):
             return (yield)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_internalerror(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """End a session whose output is closed, even if pytest's message fits into a buffer."""
-        if isinstance(excinfo.value, BrokenPipeError) and _is_stdout_closed():
-            self.why_broken = _CLOSED
-            raise excinfo.value
-
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_cmdline_main(self) -> Generator[None, object, object]:
         """Note that the session ended; an error of its last hooks passes through here."""
@@ -224,8 +213,7 @@ class TracedProcess:
             result = yield
         except BaseException as e:
             detail = utf8(f"{self.where}, which raised {describe_fault(e)}")
-            is_closed = isinstance(e, BrokenPipeError) and _is_stdout_closed()
-            self.why_broken = _CLOSED if is_closed else f"an error ended the session in {detail}"
+            self.why_broken = f"an error ended the session in {detail}"
             self._enter(Context(phase=Phase.SESSION, detail=detail))
             raise
         self.session_ended = True
@@ -237,10 +225,3 @@ def phases_run(item: pytest.Item) -> Counter[str]:
     """Counts of the phases that have begun in this run of a test."""
     # A plugin may run a test without pytest's protocol.
     return item.stash.setdefault(_PHASES, Counter())
-
-
-def _is_stdout_closed() -> bool:
-    """Whether nothing reads what this process writes into its pipe any more."""
-    poll = select.poll()
-    poll.register(1, select.POLLOUT)
-    return any(event & select.POLLERR for _, event in poll.poll(0))

@@ -5,19 +5,19 @@ Programs and frameworks name their operations with NVTX ranges. Both are off by 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
 import time
 from collections.abc import Iterator, MutableMapping
-from typing import NamedTuple
 
-from pytest_negativa.models.trace import Context
+from pytest_negativa.devices import loaded_driver
+from pytest_negativa.models.trace import Context, LaunchRecord
 from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.tracing.detector import TracerUnavailable
 from pytest_negativa.tracing.mappings import loaded_cupti
 
-_RTLD_NOLOAD = 4
 _TAKES_S = 1.0  # as often as CUPTI hands its records over
 
 NVTX_INJECTION = "NVTX_INJECTION64_PATH"
@@ -25,16 +25,6 @@ NVTX_INJECTION = "NVTX_INJECTION64_PATH"
 
 RANGES_UNAVAILABLE = "ranges-unavailable"
 """Code of a warning: launches are counted, and not by their ranges."""
-
-
-class KernelLaunches(NamedTuple):
-    """Launches of a kernel in a phase of a test; see ``models.trace.Launches``."""
-
-    context: Context
-    name: str
-    ranges: tuple[str, ...]
-    launches: int
-    gpu_ns: int
 
 
 _contexts: list[Context] = []  # by the number of the phase; the native library counts per process
@@ -73,7 +63,6 @@ class LaunchCounter:
         self._names: dict[int, tuple[str, ...]] = {0: ()}
         other = environ.get(NVTX_INJECTION)
         self._other = other if other and other != str(path) else None
-        self._driver: ctypes.CDLL | None = None
         self._last_call = self._thread = 0
         self._taken_s = time.monotonic()
         self._in_ranges = in_ranges
@@ -107,11 +96,12 @@ class LaunchCounter:
         """
         _contexts.append(context)
         number = len(_contexts) - 1
-        self._driver = self._driver or _driver()
-        if self._driver is not None:
+        # Without a driver in the process, there are no launches.
+        with contextlib.suppress(OSError):
+            driver = loaded_driver()
             # Its callback calls ``called``.
             self._thread = threading.get_ident()
-            self._driver.cuDriverGetVersion(ctypes.byref(ctypes.c_int()))
+            driver.cuDriverGetVersion(ctypes.byref(ctypes.c_int()))
         self._library.negativa_begin_phase(
             ctypes.c_uint32(self._last_call), ctypes.c_uint32(number), anew
         )
@@ -127,18 +117,18 @@ class LaunchCounter:
         """Whether the last ``take`` was long ago."""
         return time.monotonic() - self._taken_s > _TAKES_S
 
-    def take(self, *, all_of_them: bool) -> Iterator[KernelLaunches]:
-        """Launches since the last call.
+    def take(self, *, all_of_them: bool) -> Iterator[tuple[Context, LaunchRecord]]:
+        """Launches of each kernel since the last call, whose records lack the context's id.
 
         Args:
             all_of_them: wait for the device and for CUPTI; else what CUPTI handed over.
         """
         self._taken_s = time.monotonic()
         if all_of_them:
-            self._driver = self._driver or _driver()
-            if self._driver is None:
+            try:
+                loaded_driver().cuCtxSynchronize()
+            except OSError:
                 return  # no driver in the process, no launches
-            self._driver.cuCtxSynchronize()
             self._library.negativa_flush_launches()
         numbers, counts = (ctypes.c_uint32 * 2)(), (ctypes.c_uint64 * 2)()
         first = 1
@@ -146,7 +136,10 @@ class LaunchCounter:
             first = 0
             ranges = self.names(numbers[0])
             text = name.decode("utf-8", "backslashreplace")
-            yield KernelLaunches(_contexts[numbers[1]], text, ranges, *counts)
+            record = LaunchRecord(
+                name=text, count=counts[0], context=0, gpu_ns=counts[1], ranges=ranges
+            )
+            yield _contexts[numbers[1]], record
 
     def names(self, number: int) -> tuple[str, ...]:
         """The names of a range and of those around it, the outermost first; of 0, none."""
@@ -161,11 +154,3 @@ class LaunchCounter:
     def stop(self) -> None:
         """Count no more."""
         self._library.negativa_stop_launches()
-
-
-def _driver() -> ctypes.CDLL | None:
-    """The driver's library, if the process has loaded it."""
-    try:
-        return ctypes.CDLL("libcuda.so.1", mode=_RTLD_NOLOAD)
-    except OSError:
-        return None

@@ -52,9 +52,6 @@ from pytest_negativa.storage.runs import Run, holds_samples
 from pytest_negativa.tracing.libraries import hash_library
 from pytest_negativa.tracing.trace_files import TraceReader
 
-# How older traces, and those of children, report a library without an identity.
-_GONE = "library-gone"
-
 K = TypeVar("K")
 
 STILL_RUNNING = "still-running"
@@ -67,10 +64,10 @@ _POLL = 0.2
 
 # Lacks that concern the libraries that the process had mapped, all of which its trace lists when
 # it ends. Any other lack (tracing could not begin, lines are lost) concerns every library.
-_OF_LISTED_LIBRARIES = frozenset({"gap", "image-unknown", "library-gone", "name-unreadable"})
+_OF_LISTED_LIBRARIES = frozenset({"gap", "image-unknown", "name-unreadable"})
 
 # Lacks by which a process was not traced, or not to its end. Of a sample that says nothing new.
-_OF_TIME = PROCESS_UNTRACED | {"gap", "trace-lost"}
+_OF_TIME = PROCESS_UNTRACED | {"trace-lost"}
 
 
 def merge_traces(
@@ -283,9 +280,6 @@ class _Merger:
         self._refusals[key] = min(self._refusals.get(key, (when, record.code)), (when, record.code))
 
     def warn(self, warning: WarningRecord, process: int) -> None:
-        if warning.code == _GONE:
-            # It matters only if GPU code came from the file, see ``usage``.
-            return
         if warning.incomplete:
             self.mark_incomplete(warning.code, warning.text, process)
         else:
@@ -318,7 +312,7 @@ class _Merger:
             if library.size is None and found.images:
                 # Nothing tells which library it was, so it may be any.
                 self.mark_incomplete(
-                    _GONE,
+                    "library-gone",
                     f"{library.path}: GPU code was loaded from this file after it had been deleted "
                     "or replaced, so which library it was is unknown",
                     None,

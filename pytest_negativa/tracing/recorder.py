@@ -11,6 +11,8 @@ import itertools
 import os
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from pytest_negativa.devices import DriverFacts
 from pytest_negativa.models.base import Line
 from pytest_negativa.models.file_state import FileState
@@ -38,7 +40,6 @@ from pytest_negativa.models.trace import (
 from pytest_negativa.storage.system import System
 from pytest_negativa.tracing.children import OUTER_LACKS, tell_lack
 from pytest_negativa.tracing.images import UNKNOWN_IMAGE, FoundImage
-from pytest_negativa.tracing.launches import KernelLaunches
 from pytest_negativa.tracing.libraries import identify_library, split_deleted, state_of
 from pytest_negativa.tracing.mappings import MappedFile, MappedPlace, Mappings
 from pytest_negativa.tracing.trace_files import TraceWriter
@@ -240,19 +241,11 @@ class Recorder:
             self._writer.write(record())
             self._seen.add(key)
 
-    def launches(self, counted: Iterable[KernelLaunches]) -> None:
+    def launches(self, counted: Iterable[tuple[Context, LaunchRecord]]) -> None:
         """Note how often each kernel was launched, and how long the GPU ran it."""
         known = len(self._contexts)
-        for context, name, around, count, gpu_ns in counted:
-            self._writer.write(
-                LaunchRecord(
-                    name=name,
-                    count=count,
-                    context=self._context_id(context),
-                    gpu_ns=gpu_ns,
-                    ranges=around,
-                )
-            )
+        for context, record in counted:
+            self._writer.write(replace(record, context=self._context_id(context)))
         new = len(self._contexts) > known
         if new and self._contexts.pop(self._context, None) is not None:
             # If the process ends now, the last context of its trace is where it was.

@@ -33,7 +33,6 @@ from pytest_negativa.processes.file_users import FileUser, processes_with_driver
 from pytest_negativa.processes.open_watch import CopyWatch, OpenWatch
 from pytest_negativa.processes.redirect import (
     REDIRECT,
-    make_table,
     redirect_environment,
     why_not_replaceable,
     why_unsupported,
@@ -295,7 +294,7 @@ class Verification:
         environ, runs = self.program.environ, Path(self.settings.directory)
         if used:
             make_logs_folder(run.redirect_logs, runs)
-            write_table(make_table(self.copies, used.values()), run.redirect_table)
+            write_table(run.redirect_table, self.copies, used.values())
             environ = {
                 **environ,
                 **redirect_environment(environ, run.redirect_table, run.redirect_logs),

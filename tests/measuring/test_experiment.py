@@ -14,7 +14,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from pytest_negativa.measuring.sampler import first_result_library
+from pytest_negativa.measuring.sampler import FIRST_RESULT
 from pytest_negativa.processes.redirect import copy_path, why_unsupported
 from pytest_negativa.storage.schema import schema_text
 from tests.support.compiling import compile_c, compile_shared, needs_compiler
@@ -134,7 +134,7 @@ def test_what_is_shown(stage: Stage) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(first_result_library() is None, reason="the library was not built")
+@pytest.mark.skipif(not FIRST_RESULT.is_file(), reason="the library was not built")
 def test_figures_of_a_gpu(stage: Stage) -> None:
     """On a driver and an NVML that stand in; a GPU's own figures take a GPU."""
     pytest.importorskip("pynvml")

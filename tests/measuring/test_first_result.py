@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_negativa.measuring.sampler import FIRST_RESULT_VARIABLE, first_result_library
+from pytest_negativa.measuring.sampler import FIRST_RESULT, FIRST_RESULT_VARIABLE
 from pytest_negativa.processes.redirect import (
     REDIRECT,
-    make_table,
     redirect_environment,
     write_table,
 )
@@ -21,7 +20,7 @@ from tests.support.compiling import compile_c, compile_shared, needs_compiler
 
 pytestmark = [
     needs_compiler,
-    pytest.mark.skipif(first_result_library() is None, reason="the library was not built"),
+    pytest.mark.skipif(not FIRST_RESULT.is_file(), reason="the library was not built"),
 ]
 
 OK = 0
@@ -61,7 +60,7 @@ def stage(tmp_path: Path) -> Stage:
         environ={
             **os.environ,
             "LD_LIBRARY_PATH": str(driver.parent),
-            "LD_AUDIT": str(first_result_library()),
+            "LD_AUDIT": str(FIRST_RESULT),
             FIRST_RESULT_VARIABLE: str(mark),
         },
     )
@@ -108,9 +107,9 @@ def test_only_the_first_counts(stage: Stage) -> None:
 def test_beside_the_library_that_redirects(stage: Stage, tmp_path: Path) -> None:
     table, logs = tmp_path / "table", tmp_path / "logs"
     logs.mkdir()
-    write_table(make_table(tmp_path / "nowhere", ()), table)
+    write_table(table, tmp_path / "nowhere", ())
     environ = redirect_environment({}, table, logs)
-    environ["LD_AUDIT"] = f"{first_result_library()}:{environ['LD_AUDIT']}"
+    environ["LD_AUDIT"] = f"{FIRST_RESULT}:{environ['LD_AUDIT']}"
     stage.environ.update(environ)
     assert stage.run("lookup", "launch", "wait") == [OK, OK]
     assert stage.mark.exists()

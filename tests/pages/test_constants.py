@@ -13,7 +13,7 @@ from pytest_negativa.pages.auditors import watch_environment
 from pytest_negativa.pages.gather import unite_logs
 from pytest_negativa.pages.page_logs import count_lost, read_page_logs
 from pytest_negativa.pages.page_watch import prepare_logs
-from pytest_negativa.processes.redirect import make_table, redirect_environment, write_table
+from pytest_negativa.processes.redirect import redirect_environment, write_table
 from tests.support.compiling import needs_compiler
 from tests.support.paged import compile_constants, needs_page_watch, symbols_of
 from tests.support.sessions import unmeasured_environ
@@ -133,7 +133,7 @@ def test_a_failed_exec_says_why_beside_another_auditor(tmp_path: Path) -> None:
     """Each auditor has a libc of its own, and an errno."""
     prepare_logs(tmp_path)
     table = tmp_path / "table"
-    write_table(make_table(tmp_path, ()), table)
+    write_table(table, tmp_path, ())
     environ = unmeasured_environ()
     environ |= redirect_environment(environ, table, tmp_path)
     environ |= watch_environment(environ, tmp_path)

@@ -23,7 +23,6 @@ from pytest_negativa.processes.redirect import (
     REDIRECT,
     RedirectedProcess,
     copy_path,
-    make_table,
     read_logs,
     redirect_environment,
     why_not_replaceable,
@@ -77,7 +76,7 @@ class Stage:
 
     def redirect(self, *originals: Path, environ: Mapping[str, str] = os.environ) -> None:
         self.logs.mkdir(exist_ok=True)
-        write_table(make_table(self.root, originals or (self.lib,)), self.table)
+        write_table(self.table, self.root, originals or (self.lib,))
         self.environment = {**environ, **redirect_environment(environ, self.table, self.logs)}
 
     def run(self, *arguments: str | Path, code: int = 0, **environ: str) -> list[str]:
@@ -482,8 +481,8 @@ def test_on_an_overlay_file_system(stage: Stage) -> None:
     code = f"""
 import os
 from pathlib import Path
-from pytest_negativa.processes.redirect import make_table, write_table
-write_table(make_table({str(stage.root)!r}, [{str(stage.lib)!r}]), Path({str(stage.table)!r}))
+from pytest_negativa.processes.redirect import write_table
+write_table(Path({str(stage.table)!r}), {str(stage.root)!r}, [{str(stage.lib)!r}])
 os.execv({str(stage.loader)!r}, ["loader", "open", {str(stage.lib)!r}, "unlinked", {str(link)!r}])
 """
     layers = f"lowerdir={stage.lib.parent},upperdir={stage.other}/up,workdir={stage.other}/work"
@@ -568,7 +567,7 @@ def test_a_process_of_another_user(built: Path, umask: int) -> None:
             copy.parent.mkdir(parents=True)
             shutil.copy(built / "copy.so", copy)
             copy.chmod(0o755)  # as the original
-            write_table(make_table(base / "copies", [lib]), table)
+            write_table(table, base / "copies", [lib])
             make_logs_folder(logs, base)
         finally:
             os.umask(before)
@@ -709,7 +708,7 @@ def test_paths_that_cannot_stand_in_a_table(tmp_path: Path, name: str, reason: s
     original = tmp_path / name
     assert reason in (why_not_replaceable(tmp_path / "mirror", original) or "")
     with pytest.raises(NegativaError, match=reason) as error:
-        make_table(tmp_path / "mirror", [original])
+        write_table(tmp_path / "table", tmp_path / "mirror", [original])
     assert repr(str(original)) in str(error.value)
 
 
@@ -721,23 +720,23 @@ def test_a_table_needs_real_copies(stage: Stage) -> None:
     assert "it is a program" in (why_not_replaceable(stage.root, stage.lib, programs) or "")
     copy.unlink()
     with pytest.raises(NegativaError, match="No such file"):
-        make_table(stage.root, [stage.lib])
+        write_table(stage.table, stage.root, [stage.lib])
     copy.symlink_to(stage.near)
     with pytest.raises(NegativaError, match="no symbolic link"):
-        make_table(stage.root, [stage.lib])
+        write_table(stage.table, stage.root, [stage.lib])
     copy.unlink()
     copy.hardlink_to(stage.lib)
     with pytest.raises(NegativaError, match="one file"):
-        make_table(stage.root, [stage.lib])
+        write_table(stage.table, stage.root, [stage.lib])
 
 
 def test_nothing_can_be_loaded_from_noexec(stage: Stage) -> None:
     code = f"""
 from pathlib import Path
 from pytest_negativa.errors import NegativaError
-from pytest_negativa.processes.redirect import make_table
+from pytest_negativa.processes.redirect import write_table
 try:
-    make_table(Path({str(stage.other)!r}), [])
+    write_table(Path("table"), {str(stage.other)!r}, [])
 except NegativaError as e:
     print(e)
 """
@@ -751,7 +750,10 @@ except NegativaError as e:
 def test_symbolic_links_of_one_original_are_one_row(stage: Stage) -> None:
     link = stage.other / "link.so"
     link.symlink_to(stage.lib)
-    assert make_table(stage.root, [link, stage.lib]) == make_table(stage.root, [stage.lib])
+    write_table(stage.table, stage.root, [stage.lib])
+    one = stage.table.read_text()
+    write_table(stage.table, stage.root, [link, stage.lib])
+    assert stage.table.read_text() == one
 
 
 # ---- The environment ----

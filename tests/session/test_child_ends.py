@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pytest_negativa.session.child_ends import ChildEnds
+from pytest_negativa.session.outcome_recorder import ReportDetails
 
 
 def test_children_that_fail_are_noted_however_they_are_started() -> None:
-    ends = ChildEnds()
+    ends = ReportDetails()
     ends.start()
     try:
         assert subprocess.run(["true"], check=True).returncode == 0
@@ -43,8 +43,8 @@ def test_children_that_fail_are_noted_however_they_are_started() -> None:
 def test_a_child_of_a_process_that_ignores_such_ends() -> None:
     """Its status is not known, and the test goes on with what it would get without us."""
     code = (
-        "import os, signal; from pytest_negativa.session.child_ends import ChildEnds; "
-        "ends = ChildEnds(); ends.start(); signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+        "import os, signal; from pytest_negativa.session.outcome_recorder import ReportDetails; "
+        "ends = ReportDetails(); ends.start(); signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
         "print(os.system('exit 1'), ends.take())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

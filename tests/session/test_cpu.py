@@ -81,7 +81,9 @@ def test_pages_that_tests_children_and_the_exit_touch(project: Project, library:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["flag", "addopts", "file"])
-def test_where_the_settings_are(project: Project, library: Path, how: str, tmp_path: Path) -> None:
+def test_the_process_starts_again_once(
+    project: Project, library: Path, how: str, tmp_path: Path
+) -> None:
     project.environ["NEGATIVA_DIRECTORI"] = "x"
     if how != "file":
         project.write("negativa.yaml", f"directory: {tmp_path / 'runs'}\n")
@@ -346,21 +348,8 @@ def missed_in(verdict: Any, library: Path) -> list[Span]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how",
-    [
-        pytest.param(("-m", "pytest"), id="pytest"),
-        pytest.param(
-            ("-c", "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", "--negativa-cpu"),
-            marks=pytest.mark.slow,
-            id="main",
-        ),
-    ],
-)
-def test_untouched_pages_are_proved_unneeded(
-    project: Project, library: Path, how: tuple[str, ...]
-) -> None:
-    done = project.run(sys.executable, *how, "-q", "--negativa", "--negativa-verify", "-k", "calls")
+def test_untouched_pages_are_proved_unneeded(project: Project, library: Path) -> None:
+    done = project.pytest("-q", "--negativa", "--negativa-verify", "-k", "calls")
     assert "Proved on" in done.stdout
     verdict = project.latest("verdict.json")
     assert verdict["proved"] and not verdict["libraries"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_negativa.session.error_words import describe_error
+from pytest_negativa.session.outcome_recorder import describe_error
 
 
 @pytest.mark.parametrize(

@@ -96,18 +96,12 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> VerifiedProject:
             ("-m", "pytest", "--negativa-verify", "-s", "-x", "-p", "no:logging"),
             marks=pytest.mark.slow,
         ),
-        pytest.param(
-            ("-c", "import pytest, sys; sys.exit(pytest.main(['-q', '--negativa-verify']))"),
-            marks=pytest.mark.slow,
-        ),
     ],
-    ids=["plain", "workers", "options", "main"],
+    ids=["plain", "workers", "options"],
 )
 def test_a_sound_plan_is_proved(traced: VerifiedProject, how: tuple[str, ...]) -> None:
     done = traced.run(sys.executable, *how)
     assert PROVED in done.stdout
-    told = "negativa: a program called pytest.main; "
-    assert done.stdout.startswith(told) == (how[0] == "-c")
     verdict = traced.verdict
     jsonschema.validate(verdict, json.loads(schema_text("verdict")))
     assert verdict["proved"] and verdict["reasons"] == [] and len(verdict["tests"]) == TESTS
@@ -747,25 +741,21 @@ def test_fails_once():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("option", "ran"),
-    [("--lf", 1), ("--lf -n2", 1), ("--ff", 3), ("--sw", 2)],
-)
+@pytest.mark.parametrize("option", ["--lf", "--lf -n2", "--ff", "--sw"])
 @pytest.mark.parametrize("source", ["flag", pytest.param("addopts", marks=pytest.mark.nightly)])
 def test_tests_that_are_selected_by_the_last_session(
-    cached: VerifiedProject, option: str, ran: int, source: str
+    cached: VerifiedProject, option: str, source: str
 ) -> None:
-    """The traced session changes what the next one would select; the copies have its code alone."""
+    """The traced session changes what the next one would select, so no round selects tests so."""
     words = option.split()
     if source == "addopts":
         cached.write("pytest.ini", f"[pytest]\naddopts = {option}\n")
         words = []
     done = cached.pytest("-q", "--negativa", "--negativa-verify", *words)
     assert "\nPROVED" in done.stdout
-    assert len(cached.verdict["tests"]) == ran
+    assert len(cached.verdict["tests"]) == 3
     order = (cached.folder / "order.txt").read_text().splitlines()
-    assert order[0] == "test_fails_once"
-    assert order[:ran] == order[ran:]
+    assert len(order) == 6 and ("-n2" in option or order[:3] == order[3:])
 
 
 @pytest.mark.slow
@@ -806,7 +796,7 @@ def pytest_cmdline_main(config):
 
 
 @pytest.mark.slow
-def test_plugins_that_a_program_gave_to_pytest_are_not_left_out(tmp_path: Path) -> None:
+def test_what_a_program_set_up_for_pytest_is_not_left_out(tmp_path: Path) -> None:
     suite = "def test_use(number):\n    use(LIB)\n    assert number == 3\n"
     project = VerifiedProject(tmp_path / "project", suite)
     project.write(
@@ -816,5 +806,5 @@ def test_plugins_that_a_program_gave_to_pytest_are_not_left_out(tmp_path: Path) 
     assert "1 passed" in project.run(sys.executable, "run.py", "--negativa").stdout
     done = project.run(sys.executable, "run.py", "--negativa", "--negativa-verify", status=4)
     [line] = filter(None, done.stderr.splitlines())
-    assert line.startswith("ERROR: negativa: a program called pytest.main(plugins=...)")
+    assert line.startswith("ERROR: negativa: a program called pytest.main, and a proof starts")
     assert done.stdout == ""

@@ -17,7 +17,6 @@ from pytest_negativa.processes.file_users import FileUser, users_of
 from pytest_negativa.processes.open_watch import CopyWatch, Opens, OpenWatch
 from pytest_negativa.processes.redirect import (
     REDIRECT,
-    make_table,
     redirect_environment,
     write_table,
 )
@@ -284,7 +283,7 @@ def test_a_process_without_the_redirect_is_seen_while_it_uses_a_copy(tmp_path: P
     table, logs = tmp_path / "table", tmp_path / "logs"
     logs.mkdir()
     # Without a table, the auditor is unloaded at once.
-    write_table(make_table(tmp_path / "copies", ()), table)
+    write_table(table, tmp_path / "copies", ())
     with CopyWatch([str(copy)], str(auditor)) as watch:
         for environ in redirect_environment({}, table, logs), {}:
             with subprocess.Popen(

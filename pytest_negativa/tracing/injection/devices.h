@@ -37,10 +37,9 @@ static void record_devices(void) {
     char release[64] = "";
     Text module = {0};
     if (text_read(&module, "/proc/driver/nvidia/version")) {
-        char *at = strstr(module.data, "Kernel Module");
-        while (at != NULL && *at && *at != '\n' && !(at[0] >= '0' && at[0] <= '9' && at[-1] == ' '))
-            at++;
-        if (at != NULL) sscanf(at, "%63[0-9.]", release);
+        const char *at = strstr(module.data, "Kernel Module");
+        if (at != NULL && sscanf(at, "Kernel Module for %*s %63[0-9.]", release) != 1)
+            sscanf(at, "Kernel Module %63[0-9.]", release);
     }
     free(module.data);
     for (int i = 0; i < count; i++) {

@@ -36,7 +36,7 @@ static struct {
 } activity;
 
 /* All of this is under `lock`. */
-static Table kernel_names; /* addresses of copies, which stay */
+static Table kernel_names; /* its keys stay */
 static Table launch_rows;  /* addresses of rows, by range, phase and name */
 static struct Launches {
     struct Launches *next;
@@ -46,17 +46,17 @@ static struct Launches {
 } *launches, *taken; /* `taken` are not in the table any more */
 /* Where phases of tests begin. CUPTI numbers calls in their order, in all threads together
  * (correlationId); it may begin anew at 0. */
-static struct Phase {
+struct Phase {
     uint32_t after_call, number;
-} *phases;
-static size_t phase_count, phase_room;
-static struct Waiting {
+};
+static Text phases;
+struct Waiting {
     const char *name;
     uint32_t call;
     uint64_t gpu_ns;
     bool old;
-} *waiting; /* launches of calls that no record has named yet */
-static size_t waiting_count, waiting_room;
+};
+static Text waiting; /* launches of calls that no record has named yet */
 static struct {
     uint32_t call, range;
 } calls[CALL_SLOTS];
@@ -65,34 +65,27 @@ static long long counting_since, aged_ns, written_ns;
 /* A copy of a kernel's name; NULL: out of memory. */
 static const char *kernel_name(const char *name) {
     size_t size = strlen(name) + 1;
-    char *known = (char *)table_get(&kernel_names, name, size);
-    if (known == NULL && (known = strdup(name)) != NULL)
-        table_put(&kernel_names, name, size, (long)known);
-    if (known == NULL) lose("out of memory");
-    return known;
+    if (!table_get(&kernel_names, name, size)) table_put(&kernel_names, name, size, 1);
+    const Entry *known = table_find(&kernel_names, name, size);
+    return known != NULL ? known->key : NULL;
 }
 
 /* The phase that a call belongs to; 0 where there are none. Most are in the last ones. */
 static uint32_t phase_of(uint32_t call) {
-    size_t i = phase_count;
-    while (i > 1 && (int32_t)(call - phases[i - 1].after_call) <= 0) i--;
-    return i > 0 ? phases[i - 1].number : 0;
+    const struct Phase *rows = (const struct Phase *)phases.data;
+    size_t i = phases.length / sizeof *rows;
+    while (i > 1 && (int32_t)(call - rows[i - 1].after_call) <= 0) i--;
+    return i > 0 ? rows[i - 1].number : 0;
 }
 
 /* Calls after this one are in the phase. */
 static void begin_phase(uint32_t after_call, uint32_t number) {
-    if (phase_count > 0 && phases[phase_count - 1].after_call == after_call) phase_count--;
-    if (phase_count == phase_room) {
-        size_t room = phase_room ? 2 * phase_room : 1024;
-        void *more = realloc(phases, room * sizeof *phases);
-        if (more == NULL) {
-            lose("out of memory");
-            return;
-        }
-        phases = more;
-        phase_room = room;
-    }
-    phases[phase_count++] = (struct Phase){after_call, number};
+    const struct Phase phase = {after_call, number};
+    const struct Phase *rows = (const struct Phase *)phases.data;
+    size_t count = phases.length / sizeof phase;
+    if (count > 0 && rows[count - 1].after_call == after_call) phases.length -= sizeof phase;
+    text_bytes(&phases, &phase, sizeof phase);
+    if (phases.failed) lose("out of memory");
 }
 
 static void add_launch(const char *name, uint32_t range, uint32_t call, uint64_t gpu_ns) {
@@ -117,9 +110,10 @@ static void add_launch(const char *name, uint32_t range, uint32_t call, uint64_t
 /* Counts those whose call is known; and, at each second with `aging`, those that waited for one
  * already: they are in no range. */
 static void settle(bool aging, bool last) {
+    struct Waiting *rows = (struct Waiting *)waiting.data;
     size_t left = 0;
-    for (size_t i = 0; i < waiting_count; i++) {
-        struct Waiting one = waiting[i];
+    for (size_t i = 0; i < waiting.length / sizeof *rows; i++) {
+        struct Waiting one = rows[i];
         uint32_t slot = one.call % CALL_SLOTS;
         if (calls[slot].call == one.call)
             add_launch(one.name, calls[slot].range, one.call, one.gpu_ns);
@@ -127,24 +121,16 @@ static void settle(bool aging, bool last) {
             add_launch(one.name, 0, one.call, one.gpu_ns);
         else {
             one.old |= aging;
-            waiting[left++] = one;
+            rows[left++] = one;
         }
     }
-    waiting_count = left;
+    waiting.length = left * sizeof *rows;
 }
 
 static void wait_for_call(const char *name, uint32_t call, uint64_t gpu_ns) {
-    if (waiting_count == waiting_room) {
-        size_t room = waiting_room ? 2 * waiting_room : 1024;
-        void *more = realloc(waiting, room * sizeof *waiting);
-        if (more == NULL) {
-            add_launch(name, 0, call, gpu_ns);
-            return;
-        }
-        waiting = more;
-        waiting_room = room;
-    }
-    waiting[waiting_count++] = (struct Waiting){name, call, gpu_ns, false};
+    const struct Waiting row = {name, call, gpu_ns, false};
+    if (!waiting.failed) text_bytes(&waiting, &row, sizeof row);
+    if (waiting.failed) add_launch(name, 0, call, gpu_ns);
 }
 
 static void write_range(Text *line, uint32_t range) {

@@ -53,27 +53,17 @@ static bool traces_at(const char *level) {
     return wanted != NULL && strcmp(wanted, level) == 0;
 }
 
-/* Copies a name without numbers that differ each time: torch's emit_nvtx ends with them
+/* Copies a name up to numbers that differ each time: torch's emit_nvtx ends with them
  * (torch/csrc/profiler/util.cpp, getNvtxStr), XLA has ids of programs. */
 static void clean_name(char *clean, const char *name) {
-    static const char *const ends[] = {", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = "};
-    static const char *const ids[] = {",program_id=", ",unique_hlo_op_id="};
-    size_t length = 0;
-    while (*name != 0 && length < LONGEST_NAME) {
-        if (*name == ',') {
-            for (int i = 0; i < 4; i++)
-                if (strncmp(name, ends[i], strlen(ends[i])) == 0) goto done;
-            const char *after = name;
-            for (int i = 0; i < 2; i++)
-                if (strncmp(name, ids[i], strlen(ids[i])) == 0) after += strlen(ids[i]);
-            if (after != name) {
-                name = after + strspn(after, "0123456789");
-                continue;
-            }
-        }
-        clean[length++] = *name++;
+    static const char *const ends[] = {", seq = ",          ", op_id = ",   ", sizes = ",
+                                       ", input_op_ids = ", ",program_id=", ",unique_hlo_op_id="};
+    size_t length = strnlen(name, LONGEST_NAME);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
+        const char *end = strstr(name, ends[i]);
+        if (end != NULL && (size_t)(end - name) < length) length = (size_t)(end - name);
     }
-done:
+    memcpy(clean, name, length);
     clean[length] = 0;
 }
 

@@ -18,12 +18,19 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from pytest_negativa.models.trace import Context, Device, DeviceRecord, Header, Phase, Role
+from pytest_negativa.models.trace import (
+    Context,
+    Device,
+    DeviceRecord,
+    Header,
+    LaunchRecord,
+    Phase,
+    Role,
+)
 from pytest_negativa.storage.runs import Run
 from pytest_negativa.storage.system import ProcessMemory
 from pytest_negativa.tracing.detector import TracerBusy
 from pytest_negativa.tracing.images import ImageResolver
-from pytest_negativa.tracing.launches import KernelLaunches
 from pytest_negativa.tracing.mappings import Mappings
 from pytest_negativa.tracing.recorder import Recorder
 from pytest_negativa.tracing.start import make_header
@@ -201,7 +208,11 @@ def launch(*kernels: str, within: tuple[str, ...] = ()) -> None:
     if _current is not None:
         recorder = _current.recorder
         recorder.launches(
-            KernelLaunches(recorder.context, name, within, 1, 1000) for name in kernels
+            (
+                recorder.context,
+                LaunchRecord(name=name, count=1, context=0, gpu_ns=1000, ranges=within),
+            )
+            for name in kernels
         )
 
 
