@@ -57,7 +57,7 @@ PLAN_OPTIONS = (
 
 
 # Of samples if no flag says otherwise, see ``attach_environment``.
-_LIMITS = {"one_of": 1, "files": 1000}
+_LIMITS = {"one_of": 1, "seconds": 600, "files": 1000}
 
 
 @click.command(context_settings=PASS_ON)
@@ -71,6 +71,10 @@ _LIMITS = {"one_of": 1, "files": 1000}
 @click.option(
     "--one-of", type=click.IntRange(min=1), metavar="N",
     help="Trace one in N of these processes, by chance. (default: 1)",
+)  # fmt: skip
+@click.option(
+    "--seconds", type=click.IntRange(min=0), metavar="S",
+    help="Trace each of these processes for S seconds; 0: to its end. (default: 600)",
 )  # fmt: skip
 @click.option(
     "--files", type=click.IntRange(min=1), metavar="N",
@@ -99,7 +103,7 @@ def trace(
     check_usage(
         (
             (limits or as_json) and not attach,
-            "--one-of, --files and --json go with --attach-env",
+            "--one-of, --seconds, --files and --json go with --attach-env",
         ),
         (attach and (command or settings.cpu), "--attach-env goes without COMMAND and --cpu"),
         (not (attach or command), "Missing argument 'COMMAND...'."),
@@ -107,7 +111,7 @@ def trace(
     if attach:
         run = runs_of(settings).new_run()
         limits = {**_LIMITS, **limits}
-        variables = attach_environment(run, limits["one_of"], limits["files"])
+        variables = attach_environment(run, limits["one_of"], limits["seconds"], limits["files"])
         print_variables(variables, as_json=as_json)
         later = f"negativa lock --add-uses {shlex.quote(str(run))}"
         click.echo(printable(f"Traces go to {run}; later: {later}"), err=True)

@@ -39,8 +39,8 @@ CHILDREN_UNTRACED = "children-untraced"
 class Role(str, enum.Enum):
     """What a process is to the session.
 
-    ``SAMPLE`` is a process outside of any session. What it used counts. What it did not use says
-    nothing: it may have used that before or after, and others may use it.
+    ``SAMPLE`` is a process outside of any session, traced for a while. What it used counts. What
+    it did not use says nothing: it may have used that before or after, and others may use it.
     """
 
     SOLO = "solo"

@@ -2,8 +2,8 @@
 
 This module also makes the environment in which a process outside of any session, such as a service,
 is traced. CUDA loads the native library in that process's ``cuInit``. The library decides by chance
-whether it traces the process. Traces are those of samples (``Role.SAMPLE``): their uses count, and
-what they lack proves nothing.
+whether it traces the process, and stops after a time. Traces are those of samples
+(``Role.SAMPLE``): their uses count, and what they lack proves nothing.
 """
 
 from __future__ import annotations
@@ -153,13 +153,14 @@ def traced_changes(
 
 
 def attach_environment(
-    run: Run, one_of: int, files: int, environ: Mapping[str, str] = os.environ
+    run: Run, one_of: int, seconds: int, files: int, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """The variables to set for a service so that its processes are traced into a run.
 
     Args:
         run: a new run; its folder is made, and marked as one of samples.
         one_of: one process in this many is traced, by chance.
+        seconds: for which a process is traced; 0: until its end.
         files: no process starts a trace if the folder has this many files.
         environ: the service's environment. A CUDA injection library there is passed on.
 
@@ -175,6 +176,7 @@ def attach_environment(
     return {
         **changes,
         SAMPLE: str(one_of),
+        f"{SAMPLE}_SECONDS": str(seconds),
         f"{SAMPLE}_FILES": str(files),
     }
 

@@ -16,8 +16,8 @@
  */
 #define _GNU_SOURCE
 #include "injection/launches.h"
+#include "injection/samples.h"
 
-#include <dirent.h>
 #include <sys/file.h>
 
 /* ---- The life of a trace ---- */
@@ -34,6 +34,7 @@ static void forget(void) {
     launches = taken = NULL;
     memset(calls, 0, sizeof calls);
     next_id = 0;
+    open_gap = 0;
     devices_known = false;
     maps_valid = false;
 }
@@ -59,6 +60,8 @@ static void after_fork_in_child(void) {
     void *held = subscriber;
     lock = (pthread_mutex_t)PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
     pthread_mutex_init(&ranges_lock, NULL);
+    pthread_mutex_init(&limit_lock, NULL);
+    is_ending = false;
     atomic_store(&active, 0);
     atomic_store(&ranges_on, 0);
     activity.flush = NULL;
@@ -76,7 +79,8 @@ static void watch_forks(void) {
     if (!atomic_exchange(&registered, 1)) pthread_atfork(before_fork, NULL, after_fork_in_child);
 }
 
-static bool open_trace(const char *folder, const char *run_id, const char *role, const char *root) {
+static bool open_trace(const char *folder, const char *run_id, const char *role, const char *worker,
+                       const char *root, const char *detector) {
     if (trace_owner == NULL) trace_owner = map_wiped();
     if (trace_owner == NULL) {
         snprintf(last_error, sizeof last_error, "no memory is left");
@@ -123,9 +127,10 @@ static bool open_trace(const char *folder, const char *run_id, const char *role,
     text_format(&line, ",\"start_ns\":%lld", now_ns());
     text_field(&line, "run_id", run_id);
     text_field(&line, "role", role);
-    text_field(&line, "detector", "injection");
+    text_field(&line, "detector", detector);
     text_field(&line, "executable", executable);
     text_field(&line, "root", root ? root : "");
+    if (worker != NULL && *worker) text_field(&line, "worker", worker);
     text_string(&line, ",\"argv\":[");
     if (!is_sample && text_read(&arguments, "/proc/self/cmdline"))
         for (size_t at = 0; at < arguments.length; at += strlen(arguments.data + at) + 1) {
@@ -166,23 +171,6 @@ static void chain(void) {
     if (initialize != NULL) initialize();
 }
 
-/* One process in `count`, by chance: samples of services, see tracing/command.py. */
-static bool is_chosen(const char *count) {
-    long one_of = strtol(count, NULL, 10);
-    return one_of <= 1 ? one_of == 1 : random_number() % (uint64_t)one_of == 0;
-}
-
-/* A service that starts again and again must not fill a folder. */
-static bool has_room(const char *folder) {
-    const char *most = getenv("NEGATIVA_SAMPLE_FILES");
-    long left = most != NULL ? strtol(most, NULL, 10) + 2 : 0; /* two: . and .. */
-    DIR *opened = opendir(folder);
-    if (opened == NULL) return false;
-    while (left > 0 && readdir(opened) != NULL) left--;
-    closedir(opened);
-    return left > 0;
-}
-
 static void initialize(void) {
     /* The user's own tool first: it was there before us, and if it wants CUPTI we give way. */
     chain();
@@ -205,9 +193,9 @@ static void initialize(void) {
         set_context("process", NULL, 0);
     else
         set_context_from_environment();
-    bool opened =
-        trace_fd < 0 && (!is_sample || has_room(folder)) &&
-        open_trace(folder, run_id, is_sample ? "sample" : "child", getenv("NEGATIVA_ROOT"));
+    bool opened = trace_fd < 0 && (!is_sample || has_room(folder)) &&
+                  open_trace(folder, run_id, is_sample ? "sample" : "child", NULL,
+                             getenv("NEGATIVA_ROOT"), "injection");
     pthread_mutex_unlock(&lock);
     if (!opened) {
         tell(last_error);
@@ -223,6 +211,8 @@ static void initialize(void) {
     if (lacking != NULL)
         write_warning(lacking, "CUPTI doesn't count launches here, or not by their ranges", false);
     pthread_mutex_unlock(&lock);
+    /* A CUPTI that lacks a call shows the others all the same. */
+    if (is_sample && subscriber != NULL) start_limit();
 }
 
 EXPORT int InitializeInjection(void) {

@@ -67,7 +67,7 @@ _POLL = 0.2
 _OF_LISTED_LIBRARIES = frozenset({"gap", "image-unknown", "name-unreadable"})
 
 # Lacks by which a process was not traced, or not to its end. Of a sample that says nothing new.
-_OF_TIME = PROCESS_UNTRACED | {"trace-lost"}
+_OF_TIME = PROCESS_UNTRACED | {"gap", "trace-lost"}
 
 
 def merge_traces(

@@ -207,18 +207,34 @@ def test_the_archs_of_this_machine() -> None:
     assert "A device of compute capability " in done.stdout
 
 
-def test_a_service_is_traced(tmp_path: Path) -> None:
+def test_a_service_is_traced_for_a_while(tmp_path: Path) -> None:
+    """CUPTI is given back while the process works, and the process goes on as before."""
     pytest.importorskip("torch")
     run = Run(tmp_path / "run")
-    code = 'import torch; print(torch.sin(torch.ones(8, device="cuda")).sum().item())'
-    subprocess.run(
-        [sys.executable, "-c", code],
+    # Long enough for the first kernel, while other tests start processes on the GPU, too.
+    variables = attach_environment(run, one_of=1, seconds=8, files=10)
+    code = """
+import os, sys, time, torch
+print(torch.sin(torch.ones(8, device="cuda")).sum().item())
+[trace] = os.scandir(sys.argv[1])
+while '"gap"' not in open(trace).read():
+    time.sleep(0.05)
+    torch.sin(torch.ones(8, device="cuda"))
+print(torch.linalg.inv(torch.eye(8, device="cuda")).sum().item())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(run.trace_dir)],
         check=True,
-        env={**os.environ, **attach_environment(run, one_of=1, files=10)},
+        capture_output=True,
+        text=True,
+        env={**os.environ, **variables},
         timeout=240,
     )
+    assert [round(float(line), 3) for line in done.stdout.split()] == [6.732, 8.0]
     usage = merge_traces(run.trace_files())
-    assert any("sin_kernel" in name for name in kernels(usage))
+    found = kernels(usage)
+    assert any("sin_kernel" in name for name in found)
+    assert not any("getrf" in name.lower() or "lu_" in name.lower() for name in found)
     [process] = usage.processes
     assert process.header.role is Role.SAMPLE and process.ended and not process.header.argv
     assert not usage.incomplete

@@ -15,10 +15,11 @@ EXPORT const char *negativa_error(void) { return last_error; }
 
 /* 0: done, 1: no trace file, 2: no CUPTI, 3: CUPTI is taken */
 EXPORT int negativa_start(const char *folder, const char *run_id, const char *role,
-                          const char *root) {
+                          const char *worker, const char *root) {
     pthread_mutex_lock(&lock);
     if (current_context.length == 0) set_context("import", NULL, 0);
-    bool opened = trace_fd < 0 && open_trace(folder, run_id, role, root);
+    bool opened =
+        trace_fd < 0 && open_trace(folder, run_id, role, worker, root, "native callbacks");
     pthread_mutex_unlock(&lock);
     if (!opened) return 1;
     if (!open_cupti()) return 2;
@@ -49,33 +50,7 @@ EXPORT void negativa_drain(void) {
     pthread_mutex_unlock(&lock);
 }
 
-static void release_cupti(void) {
-    void *taken = subscriber;
-    subscriber = NULL;
-    atomic_store(&active, 0);
-    if (taken == NULL) return;
-    for (int i = 0; i < CALL_COUNT; i++)
-        cupti.enable_callback(0, taken, DOMAIN_DRIVER_API, CALLS[i].cbid);
-    cupti.unsubscribe(taken);
-}
-
-static long open_gap;
-
-EXPORT void negativa_pause(const char *reason) {
-    pthread_mutex_lock(&lock);
-    bool was_active = subscriber != NULL;
-    if (was_active && open_gap == 0) {
-        long context = context_id();
-        open_gap = ++next_id;
-        Text line = {0};
-        text_format(&line, "{\"record\":\"gap\",\"id\":%ld,\"context\":%ld,\"time_ns\":%lld",
-                    open_gap, context, now_ns());
-        text_field(&line, "why", reason);
-        write_line(&line);
-    }
-    pthread_mutex_unlock(&lock);
-    if (was_active) release_cupti();
-}
+EXPORT void negativa_pause(const char *reason) { pause_trace(reason); }
 
 EXPORT int negativa_resume(void) {
     if (subscriber != NULL || trace_fd < 0) return 0;
@@ -110,7 +85,6 @@ EXPORT void negativa_stop(void) {
     write_end();
     close_trace();
     forget();
-    open_gap = 0;
     pthread_mutex_unlock(&lock);
 }
 

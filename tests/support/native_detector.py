@@ -21,9 +21,20 @@ _NO_CUPTI, _TAKEN = 2, 3
 class NativeDetector:
     """Traces this process by callbacks in C. See ``Detector``."""
 
-    def __init__(self, trace_dir: Path, run_id: str) -> None:
-        names: tuple[str | Path, ...] = (trace_dir, run_id, Role.SOLO.value, Path.cwd())
-        self._arguments = tuple(map(os.fsencode, names))
+    def __init__(
+        self,
+        trace_dir: Path,
+        run_id: str,
+        *,
+        role: Role,
+    ) -> None:
+        self._arguments = (
+            os.fsencode(trace_dir),
+            os.fsencode(run_id),
+            role.value.encode(),
+            b"",
+            os.fsencode(Path.cwd()),
+        )
         self._trace_dir = trace_dir
         self._library: Any = None
         self._pid = os.getpid()

@@ -128,7 +128,7 @@ def main() -> None:
 
     def start() -> Tracing:
         if detector == "native":
-            native = NativeDetector(run.trace_dir, run.run_id)
+            native = NativeDetector(run.trace_dir, run.run_id, role=Role.SOLO)
             return trace_by(native, run, Role.SOLO, root=folder)
         return start_tracing(run, Role.SOLO, root=folder, level=TraceLevel(detector))
 

@@ -1,4 +1,4 @@
-"""Processes outside of any session that are traced, and what their traces may say."""
+"""Processes outside of any session that are traced for a while, and what their traces may say."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ FORKS = (
 class Attached(Injected):
     """As a service's processes are traced."""
 
-    def sample(self, one_of: int = 1, files: int = 1000) -> None:
+    def sample(self, one_of: int = 1, seconds: int = 0, files: int = 1000) -> None:
         for name in [name for name in self.environ if name.startswith(("NEGATIVA_", "CUDA_"))]:
             if name != "NEGATIVA_CUPTI":
                 del self.environ[name]
-        self.environ |= attach_environment(self.run, one_of, files, {}) | {
+        self.environ |= attach_environment(self.run, one_of, seconds, files, {}) | {
             "NEGATIVA_CUPTI": self.environ["NEGATIVA_CUPTI"]
         }
 
@@ -92,6 +92,32 @@ def test_the_number_of_files_is_limited(attached: Attached) -> None:
     attached.play(FORKS)
     assert len(attached.run.trace_files()) == 3
     assert not attached.usage().incomplete
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lacks", [(), ("STANDIN_CUPTI_OLD",)])
+def test_the_time_is_limited(attached: Attached, lacks: tuple[str, ...]) -> None:
+    """What follows is not traced, which is no lack, for a sample never shows what is unused.
+
+    Also with a CUPTI that lacks a driver call.
+    """
+    attached.sample(seconds=1)
+    attached.environ |= dict.fromkeys(lacks, "1")
+    folder = str(attached.run.trace_dir)
+    attached.play(
+        "import time\n"
+        f"{USES}[trace] = os.scandir({folder!r})\n"
+        "while '\"gap\"' not in open(trace).read():\n"
+        "    time.sleep(0.05)\n"
+        "assert use('later') == 0\n"
+    )
+    usage = attached.usage()
+    assert kernels(usage) == {MULTIARCH.name: ["k"]}
+    assert not usage.incomplete and usage.processes[0].ended
+    *_, warning = usage.warnings
+    assert len(usage.warnings) == 1 + len(lacks)
+    assert warning.process is None and "a sample: process: the detector went off" in warning.text
+    assert "the time for which it is traced is over" in warning.text
 
 
 @pytest.mark.parametrize("limit", [0, 100, 1500])

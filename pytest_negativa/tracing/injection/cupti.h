@@ -125,3 +125,13 @@ static int take_cupti(void) {
     }
     return error;
 }
+
+static void release_cupti(void) {
+    void *taken = subscriber;
+    subscriber = NULL;
+    atomic_store(&active, 0);
+    if (taken == NULL) return;
+    for (int i = 0; i < CALL_COUNT; i++)
+        cupti.enable_callback(0, taken, DOMAIN_DRIVER_API, CALLS[i].cbid);
+    cupti.unsubscribe(taken);
+}

@@ -25,8 +25,8 @@ static ino_t trace_inode;
 static nlink_t trace_links; /* when it was new */
 static off_t lost_at;       /* where the header says that nothing is lost */
 static char last_error[1024];
-/* No child of a session: its trace names no more than GPU code and the files that it lies in
- * (tracing/command.py). */
+/* No child of a session: it is traced for a while, and its trace names no more than GPU code and
+ * the files that it lies in (tracing/command.py). */
 static bool is_sample;
 
 static long long time_ns(struct timespec t) { return nanoseconds(t.tv_sec, t.tv_nsec); }
