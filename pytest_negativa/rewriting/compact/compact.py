@@ -26,7 +26,7 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Range, union
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
-from pytest_negativa.rewriting.compact.original_tables import read_original
+from pytest_negativa.rewriting.compact.original_tables import page_size, read_original
 from pytest_negativa.rewriting.compact.pages import PageMap, lay_out, moved_segments, unsegmented
 from pytest_negativa.rewriting.compact.rebuild import check_pair
 from pytest_negativa.rewriting.compact.records import (
@@ -100,7 +100,6 @@ def compact_library(
                     design,
                     None if plan is None else plan.library,
                     declared=declared,
-                    page_size=options.page_size,
                     takes_place=options.takes_place,
                 )
         except (CheckError, FormatError, ValueError):
@@ -129,9 +128,6 @@ def design_compaction(
     """
     edits = edits or Edits(source.size)
     tables = read_original(source)
-    page_size = tables.page_size
-    if options.page_size is not None:
-        page_size = tables.largest_page(options.page_size)
     removal = Edits(source.size)
     disagree = "its tables and its map do not agree"
     if library_map is not None and plan is not None:
@@ -141,7 +137,7 @@ def design_compaction(
             raise CannotCompactError(source.path, f"{disagree}: {e}") from e
     changes = merge_edits(removal, edits)
     zeros = union((*removal.filled, *_zeros_of(edits)))
-    pages = lay_out(tables, zeros, page_size, options.max_headers)
+    pages = lay_out(tables, zeros, page_size(tables), options.max_headers)
     builder = LayoutBuilder()
     for start, end in pages.kept:
         builder.append_copy(start, end)
@@ -231,7 +227,6 @@ def write_design(
     spares: Path | None = None,
     *,
     declared: str = "",
-    page_size: int | None = None,
     takes_place: bool = True,
 ) -> Smaller:
     """Write a library, and its spare before it.
@@ -242,7 +237,7 @@ def write_design(
         design: of the new library.
         library: the original as it was analyzed.
         spares: the folder of the spare, if it has one.
-        declared, page_size: see ``certify``.
+        declared: see ``certify``.
         takes_place: of the original, so the result gets its owner, attributes and times, too.
 
     Raises:
@@ -274,7 +269,6 @@ def write_design(
                 None if new_spare is None else new_spare.path,
                 declared=declared,
                 sha256=original_sha256,
-                page_size=page_size,
             )
         )
         if design.whole and new_spare is not None:
@@ -318,7 +312,6 @@ def certify(
     *,
     declared: str = "",
     sha256: str | None = None,
-    page_size: int | None = None,
 ) -> str:
     """Compare a slim library with its original.
 
@@ -327,7 +320,6 @@ def certify(
         spare: the file that has the removed pages, if there is one.
         declared: see ``declared_code``.
         sha256: of the original, if it is known.
-        page_size: bytes; None: the largest page of a kernel for the library's machine.
 
     Returns:
         The program's word, a line.
@@ -339,7 +331,7 @@ def certify(
     """
     try:
         done = subprocess.run(
-            [PROGRAM, original, slim, spare or "", sha256 or "", str(page_size or 0)],
+            [PROGRAM, original, slim, spare or "", sha256 or ""],
             input=declared,
             capture_output=True,
             text=True,

@@ -21,6 +21,7 @@ from pathlib import Path
 from msgspec.structs import asdict
 
 from pytest_negativa.errors import ReconstructError, refusing
+from pytest_negativa.gpucode.elf import ElfTables
 from pytest_negativa.gpucode.elf_tables import (
     DF_TEXTREL,
     DT_FLAGS,
@@ -86,7 +87,6 @@ from pytest_negativa.rewriting.compact.compact import (
 )
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers, refusal
 from pytest_negativa.rewriting.compact.original_tables import (
-    ElfTables,
     asks_for_seals,
     dynamic_rows,
     exports_resolvers,

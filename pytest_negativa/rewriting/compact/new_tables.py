@@ -16,13 +16,12 @@ it. Others, such as patchelf, take the name for the symbols' section, so the who
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from pytest_negativa.gpucode.elf import MARKER
+from pytest_negativa.gpucode.elf import MARKER, ElfTables
 from pytest_negativa.gpucode.elf_tables import (
     DT_HASH,
     DT_RELA,
@@ -63,7 +62,7 @@ from pytest_negativa.gpucode.slimmed import WHOLE, Marker
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.spans import PAGE_SIZE, Span
 from pytest_negativa.pages.note import DT_NEGATIVA_NOTE, Note
-from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_at
+from pytest_negativa.rewriting.compact.original_tables import read_at
 from pytest_negativa.rewriting.compact.pages import PageMap
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.layout import LayoutBuilder, Patch
@@ -322,8 +321,7 @@ def refusal(
         ProgramHeader(PT_GNU_STACK, PF_R | PF_W, 0, 0, 0, 0, 0, 16),
     )
     pages = PageMap((kept,), PAGE_SIZE, (place,), ())
-    bare = dataclasses.replace(
-        tables,
+    bare = tables._replace(
         header=tables.header._replace(e_shstrndx=1),
         sections=(_NO_SECTION, _NO_SECTION._replace(sh_type=SHT_STRTAB)),
         names=(b"", b".shstrtab"),
