@@ -83,23 +83,17 @@ def compact_library(
     """
     options = options or CompactOptions()
     with opened(path) as source:
-        if library_map is not None and plan is not None:
-            if library_map.library != plan.library:
-                problem = "its map and its plan are not of the same file"
-                raise ReconstructError(f"{source.path}: {problem}")
+        if plan is not None:
             check_identity(path, source, plan.library)
         try:
             with refusing(target, "written", ReconstructError):
                 design = design_compaction(source, library_map, plan, edits, options)
-                declared = ""
-                if library_map is not None and plan is not None:
-                    declared = declared_code(source, library_map, plan, edits)
                 return write_design(
                     source,
                     target,
                     design,
                     None if plan is None else plan.library,
-                    declared=declared,
+                    declared=declared_code(source, library_map, plan, edits),
                     takes_place=options.takes_place,
                 )
         except (CheckError, FormatError, ValueError):
@@ -246,13 +240,11 @@ def write_design(
         ReconstructError: the spare can't be written.
         OSError: the library can't be written.
     """
-    spare, new_spare, folder = design.spare, None, spares
+    spare, new_spare = design.spare, None
     original_sha256 = None if spare is None else spare.note.original.hex()
     with contextlib.ExitStack() as stack:
         if spare is not None and spares is not None:
-            # Where users will find it.
-            folder = Path(next(iter(spare.note.folders), spares))
-            with refusing(folder, "written", ReconstructError):
+            with refusing(spares, "written", ReconstructError):
                 new_spare = stack.enter_context(NewFile(spares / spare.note.spare_name))
                 write_layout(spare.layout, source, new_spare.fd)
                 os.fchmod(new_spare.fd, 0o644)
@@ -281,8 +273,8 @@ def write_design(
         if not source.is_unchanged():
             raise StaleLibraryError(f"{source.path} changed while it was read; try again")
         lost = copy_metadata(source.fileno(), new.fd) if takes_place else ()
-        if folder is not None and new_spare is not None:
-            with refusing(folder, "written", ReconstructError):
+        if spares is not None and new_spare is not None:
+            with refusing(spares, "written", ReconstructError):
                 os.fsync(new_spare.fd)
                 new_spare.publish()
         # Who gives the files their places forces the names to disk.
@@ -354,14 +346,20 @@ def certify(
 
 
 def declared_code(
-    source: ByteSource, library_map: LibraryMap, plan: LibraryPlan, edits: Edits | None = None
+    source: ByteSource,
+    library_map: LibraryMap | None,
+    plan: LibraryPlan | None,
+    edits: Edits | None = None,
 ) -> str:
     """Declare what may differ, for the certificate: lines for regions, unused and trimmed code.
 
     Args:
-        source, library_map, plan: of the original.
+        source: the original.
+        library_map, plan: of it, both or none.
         edits: those within kept GPU code, which trim cubins.
     """
+    if library_map is None or plan is None:
+        return ""
     found = _declared(source, library_map, plan, edits or Edits(source.size))
     return "".join(f"{' '.join(map(str, line))}\n" for line in found)
 

@@ -44,16 +44,12 @@ from pytest_negativa.gpucode.elf_tables import (
     RELA,
     SHDR,
     SHN_LORESERVE,
-    SHN_UNDEF,
-    SHT_DYNSYM,
-    STT_GNU_IFUNC,
-    SYM,
     DynamicEntry,
     ElfHeader,
 )
 from pytest_negativa.gpucode.slimmed import AddressSpace
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.spans import PAGE_SIZE, Range, round_up
+from pytest_negativa.models.spans import PAGE_SIZE, Range
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 
 # Known segments: only their p_offset depends on the place of their bytes in the file.
@@ -205,9 +201,6 @@ def _problems(tables: ElfTables, space: AddressSpace) -> Iterator[str]:
             yield f"section {shown}: sh_link {section.sh_link}"
 
 
-# Where properties begin behind the head of their note, and a property's own head: type and size.
-# Binutils' include/elf/common.h has their types.
-_PROPERTIES, _PROPERTY, _MEMORY_SEAL = 16, struct.Struct("<II"), 3
 # Bytes that a relocation of a library writes at most: a TLS descriptor is two words.
 _WRITTEN = 16
 
@@ -232,37 +225,6 @@ def read_original(source: ByteSource) -> ElfTables:
         )
     refuse_appended_data(source, tables)
     return tables
-
-
-def asks_for_seals(source: ByteSource, tables: ElfTables) -> bool:
-    """Whether the library asks ld.so to seal its memory: GNU_PROPERTY_MEMORY_SEAL, a note.
-
-    Raises:
-        FormatError: the note is damaged.
-    """
-    for segment in tables.segments:
-        at = segment.p_offset + _PROPERTIES
-        end = min(segment.file_end, at + PAGE_SIZE)
-        while segment.p_type == PT_GNU_PROPERTY and at < end:
-            kind, size = _PROPERTY.unpack(source.read(at, _PROPERTY.size))
-            if kind == _MEMORY_SEAL:
-                return True
-            at += _PROPERTY.size + round_up(size, 8)
-    return False
-
-
-def exports_resolvers(source: ByteSource, tables: ElfTables) -> bool:
-    """Whether code of the library (IFUNC) runs when a symbol of it is looked up."""
-    rows = (
-        row
-        for section in tables.sections
-        if section.sh_type == SHT_DYNSYM
-        for row in SYM.struct.iter_unpack(
-            source.read(section.sh_offset, section.sh_size - section.sh_size % SYM.size)
-        )
-    )
-    # The type is the lower half of st_info.
-    return any(row[1] & 0xF == STT_GNU_IFUNC and row[3] != SHN_UNDEF for row in rows)
 
 
 def read_dynamic(source: ByteSource, tables: ElfTables) -> dict[int, int]:
