@@ -142,6 +142,7 @@ def read_tables(source: ByteSource) -> ElfTables:
 _UNKNOWN = "no library or program (ELF), no other file with GPU code and no archive"
 _UNPACK = "which is not read; unpack it, and name the folder"
 _FOREIGN = {
+    b"!<thin>": "a thin archive, whose members are files of their own; name these",
     b"MZ": "a program or DLL of Windows, which is not read",
     b"\xcf\xfa\xed\xfe": "a Mach-O file of macOS, which is not read",
     b"\xed\xab\xee\xdb": f"an RPM package, {_UNPACK}",

@@ -227,7 +227,6 @@ class DaskCluster:
 
             # Dask's decoder can raise anything for another program's answer, even MemoryError.
             try:
-                _connect_once(self._address)
                 self._client = Client(self._address, set_as_default=False)
             except Exception as e:
                 raise WorkerError(
@@ -264,34 +263,6 @@ class DaskCluster:
         """Leave the cluster."""
         if self._client is not None:
             self._client.close()
-
-
-def _connect_once(address: str) -> None:
-    """Connect to a scheduler and leave it.
-
-    ``Client`` alone would wait for good: it sets no limit to the greeting of an open port.
-
-    Raises:
-        TimeoutError: no greeting came within Dask's ``distributed.comm.timeouts.connect``.
-    """
-    import asyncio
-
-    import dask
-    from distributed.comm import connect
-    from distributed.security import Security
-
-    setting = "distributed.comm.timeouts.connect"
-    seconds = dask.utils.parse_timedelta(dask.config.get(setting))
-
-    async def connect_and_leave() -> None:
-        comm = await connect(address, **Security().get_connection_args("client"))
-        await comm.close()
-
-    try:
-        # A port that takes no connection is for Dask's own limit to end, which says so.
-        asyncio.run(asyncio.wait_for(connect_and_leave(), seconds + 1))
-    except asyncio.TimeoutError as e:
-        raise TimeoutError(f"no greeting within {seconds:g} s ({setting})") from e
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -264,27 +263,6 @@ def test_no_scheduler_there(scheme: str, problem: str) -> None:
         _, error = process.communicate()
     assert process.returncode == 1
     assert error.startswith(f"negativa: error: {url}: no Dask scheduler answers: {problem}")
-
-
-@slow
-@pytest.mark.parametrize(
-    ("says", "problem"),
-    [
-        (b"", "TimeoutError: no greeting within 2 s (distributed.comm.timeouts.connect)"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "MemoryError"),
-    ],
-    ids=["silent", "SSH"],
-)
-def test_a_port_that_speaks_no_dask(says: bytes, problem: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"dask://127.0.0.1:{server.getsockname()[1]}"
-        with start_with_executor(url) as process:
-            client, _ = server.accept()
-            with client:
-                client.sendall(says)
-                _, error = process.communicate()
-    assert process.returncode == 1
-    assert error == f"negativa: error: {url}: no Dask scheduler answers: {problem}\n"
 
 
 def test_without_dask() -> None:
