@@ -52,9 +52,8 @@ _READ_RATIO = 64
 MARKER = b".negativa"
 """Name of a section, never loaded, in a slimmed library: JSON about the original."""
 
-# n_namesz, n_descsz and n_type of a note, and what stands in front of a build id (gABI, chapter 5).
-# Bytes: PATH_MAX of Linux. A string that ends is read in steps of this size.
-_STRING_STEP = 4096
+# Bytes: PATH_MAX of Linux.
+_LONGEST_STRING = 4096
 
 
 class ElfTables(NamedTuple):
@@ -343,11 +342,8 @@ class _Tables:
 
     def string(self, offset: int) -> str:
         """The string at an offset of the file."""
-        found = b""
-        while b"\0" not in found and offset < self.source.size:
-            part = self.read(offset, min(_STRING_STEP, self.source.size - offset))
-            found, offset = found + part, offset + len(part)
-        return found.split(b"\0", 1)[0].decode(errors="replace")
+        size = max(min(_LONGEST_STRING, self.source.size - offset), 0)
+        return self.read(offset, size).partition(b"\0")[0].decode(errors="replace")
 
     def _spend(self, size: int) -> None:
         self._left -= size

@@ -233,9 +233,15 @@ class DaskCluster:
                     f"{self._url}: no Dask scheduler answers: {describe_fault(e)}"
                 ) from e
             # A function of Python's: a worker that can't import ours would end.
+            wanted = version(_NAME)
             found = self._client.run(version, _NAME, on_error="return")
             for worker, there in found.items():
-                require_release(f"worker {worker}", there, release())
+                if there != wanted:
+                    has = f"{_NAME} {there}" if isinstance(there, str) else f"none ({there})"
+                    raise WorkerError(
+                        f"worker {worker} has {has}; install {_NAME} {wanted}, as on the machine "
+                        "of the command"
+                    )
             if not found:
                 self._warn(f"{self._url}: no worker yet; waiting for the first")
         return self._client
@@ -283,38 +289,3 @@ def open_workers(url: str | None, jobs: int | None = None, *, warn: Warn) -> Ite
         return
     with contextlib.closing(DaskCluster(url, warn)) as cluster:
         yield cluster
-
-
-def this_worker() -> str:
-    """The worker that runs the calling task, for messages."""
-    import socket
-
-    from distributed import get_worker
-
-    return f"worker {get_worker().address} on {socket.gethostname()}"
-
-
-def release() -> str:
-    """The release of this package."""
-    # It takes 20 ms to import.
-    from importlib.metadata import version
-
-    return version(_NAME)
-
-
-def require_release(worker: str, there: object, wanted: str) -> None:
-    """Refuse a worker with another release of this package, which could read files differently.
-
-    Args:
-        worker: its name, for people.
-        there: the release that it has, or the error of asking for it.
-        wanted: the release that it must have.
-
-    Raises:
-        WorkerError: it has another one, or none.
-    """
-    if there != wanted:
-        found = f"has pytest-negativa {there}" if isinstance(there, str) else f"has none ({there})"
-        raise WorkerError(
-            f"{worker} {found}; install pytest-negativa {wanted}, as on the machine of the command"
-        )

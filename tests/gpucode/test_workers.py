@@ -139,12 +139,7 @@ def test_a_worker_without_the_file(
             list(map_libraries([path], DIGEST, None, workers))
     finally:
         cluster.close()
-    what = {
-        "nothing": "can't read it: cannot be opened: No such file or directory",
-        "another file": "has another file there, of 5 bytes",
-    }[there]
-    assert str(found.value).startswith(f"{path}: worker tcp://127.0.0.1:")
-    assert f"{what}; share the folder" in str(found.value)
+    assert str(found.value).startswith(f"{path}: a worker has another file there, or none; share")
 
 
 @slow
@@ -174,8 +169,7 @@ def test_two_hosts(tmp_path: Path) -> None:
             status, _, error = inspect()
             assert status == 1
             assert re.search(
-                rf"error: {folder}/lib\w+.so: worker tcp://10.77.0.2:\d+ on other can't read it: "
-                "cannot be opened: No such file or directory; share the folder",
+                rf"error: {folder}/lib\w+.so: a worker has another file there, or none; share the ",
                 error,
             )
         finally:
