@@ -186,15 +186,11 @@ def _region_changes(region: Region, unused: Sequence[bool]) -> Iterator[Change]:
             yield Patch(start + REGION_SIZE_OFFSET, size.to_bytes(8, "little"))
             yield Fill(run_start, run_end, 0)
         else:
-            header = _filler(run_end - run_start)
-            yield Patch(run_start, header)
-            yield Fill(run_start + len(header), run_end, 0)
-
-
-def _filler(size: int) -> bytes:
-    """The header of an element of an unknown kind; ``size`` in bytes, with the header."""
-    own = ELEMENT_HEADER.size
-    return ELEMENT_HEADER.pack(OVERWRITTEN_KIND, ELEMENT_VERSION, own, size - own, *[0] * 10)
+            # An element of an unknown kind.
+            own = ELEMENT_HEADER.size
+            fields = OVERWRITTEN_KIND, ELEMENT_VERSION, own, run_end - run_start - own
+            yield Patch(run_start, ELEMENT_HEADER.pack(*fields, *[0] * 10))
+            yield Fill(run_start + own, run_end, 0)
 
 
 # Of compressed_size in the header of an element, see gpucode.fatbin.

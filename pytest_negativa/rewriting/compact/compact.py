@@ -360,21 +360,15 @@ def declared_code(
     """
     if library_map is None or plan is None:
         return ""
-    found = _declared(source, library_map, plan, edits or Edits(source.size))
-    return "".join(f"{' '.join(map(str, line))}\n" for line in found)
-
-
-def _declared(
-    source: ByteSource, library_map: LibraryMap, plan: LibraryPlan, edits: Edits
-) -> Iterator[tuple[object, ...]]:
+    edits = edits or Edits(source.size)
     unused = unused_ranges(plan)
-    for region in library_map.iter_regions():
-        yield "region", region.span.start, region.span.end
+    lines = [f"region {r.span.start} {r.span.end}" for r in library_map.iter_regions()]
     for block in library_map.iter_code():
-        start, end = block.header_offset, block.payload.end
+        start, end = block.span
         if (block.payload.start, end) in unused:
             if start < end:
-                yield "unused", start, end
+                lines.append(f"unused {start} {end}")
         elif any(True for _ in edits.overlapping(start, end)):
             trimmed = edits.applied_to(source.read(start, end - start), start)
-            yield "trimmed", start, end, hashlib.sha256(trimmed).hexdigest()
+            lines.append(f"trimmed {start} {end} {hashlib.sha256(trimmed).hexdigest()}")
+    return "\n".join(lines)

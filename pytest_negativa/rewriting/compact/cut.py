@@ -304,22 +304,14 @@ def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> N
             source.path,
             "its dynamic section names no strings or no symbols (DT_STRTAB, DT_STRSZ, DT_SYMTAB)",
         )
-    for name in _needed_names(source, tables, dynamic):
+    strings = read_at(source, tables, dynamic[DT_STRTAB], dynamic[DT_STRSZ])
+    for row in dynamic_rows(source, tables):
+        name = strings[row.d_val :].partition(b"\0")[0] if row.d_tag == DT_NEEDED else b""
         if name in _OTHER_LIBCS or name.startswith(_MUSL):
             raise CannotCompactError(
                 source.path,
                 f"needs {name.decode(errors='replace')}, and only glibc's ld.so calls the stub",
             )
-
-
-def _needed_names(
-    source: ByteSource, tables: ElfTables, dynamic: dict[int, int]
-) -> Iterator[bytes]:
-    """The libraries that the dynamic section names as dependencies."""
-    strings = read_at(source, tables, dynamic[DT_STRTAB], dynamic[DT_STRSZ])
-    for row in dynamic_rows(source, tables):
-        if row.d_tag == DT_NEEDED:
-            yield strings[row.d_val :].partition(b"\0")[0]
 
 
 # ---- What goes ----

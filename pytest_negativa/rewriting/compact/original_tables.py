@@ -45,7 +45,6 @@ from pytest_negativa.gpucode.elf_tables import (
     SHDR,
     SHN_LORESERVE,
     DynamicEntry,
-    ElfHeader,
 )
 from pytest_negativa.gpucode.slimmed import AddressSpace
 from pytest_negativa.gpucode.source import ByteSource
@@ -93,8 +92,6 @@ def read_tables(source: ByteSource) -> ElfTables:
     """
     try:
         tables = elf.read_tables(source)
-        for problem in _header_problems(tables.header):
-            raise CannotCompactError(source.path, problem)
         space = AddressSpace(source, tables.segments)
     except FormatError as e:
         raise CannotCompactError(source.path, e.problem) from e
@@ -153,16 +150,14 @@ def refuse_appended_data(source: ByteSource, tables: ElfTables) -> None:
             )
 
 
-def _header_problems(header: ElfHeader) -> Iterator[str]:
+def _problems(tables: ElfTables, space: AddressSpace) -> Iterator[str]:
+    header = tables.header
     if header.e_type != ET_DYN:
         yield f"ELF type {header.e_type}, expected {ET_DYN} (a shared library)"
     if header.e_phentsize != PHDR.size:
         yield f"e_phentsize {header.e_phentsize}, expected {PHDR.size}"
     if header.e_shnum > _MAX_SECTIONS:
         yield f"e_shnum {header.e_shnum}, expected {_MAX_SECTIONS} sections at most"
-
-
-def _problems(tables: ElfTables, space: AddressSpace) -> Iterator[str]:
     for segment in tables.segments:
         if segment.p_type == PT_INTERP:
             yield "is a program (it has PT_INTERP); only libraries are compacted"
@@ -180,10 +175,6 @@ def _problems(tables: ElfTables, space: AddressSpace) -> Iterator[str]:
         elif (load.p_vaddr - load.p_offset) % _SMALLEST_PAGE:
             # glibc asks for congruence modulo p_align up to 2.34, modulo the page from then on.
             yield f"{where}: p_offset {load.p_offset:#x} is not congruent to p_vaddr"
-    in_file = sorted((s for s in loads if s.p_filesz), key=lambda s: s.p_offset)
-    for before, after in itertools.pairwise(in_file):
-        if before.file_end > after.p_offset:
-            yield f"PT_LOADs share the bytes of the file at {after.p_offset:#x}"
     for segment in tables.segments:
         if segment.p_type in (PT_LOAD, PT_NULL) or not segment.p_filesz:
             continue

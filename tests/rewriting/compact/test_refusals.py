@@ -124,7 +124,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "not congruent": (change(1, 1, VADDR=8), "not congruent"),
     "unsorted": (swap_first_two, "begins before the one at"),
     "overlapping": (change(1, 0, MEMORY_SIZE=1 << 30), "begins before the one at"),
-    "shared bytes": (change(1, 1, OFFSET=-4096), "share the bytes"),
+    "shared bytes": (change(1, 1, OFFSET=-4096), "is in no PT_LOAD"),
     "dynamic elsewhere": (change(2, 0, OFFSET=8), "is in no PT_LOAD"),
     "section elsewhere": (change_section(b".rodata", 16, 0x999000), "section .rodata is in no"),
     "section too long": (change_section(b".comment", 32, 1 << 40), "section .comment leaves"),
