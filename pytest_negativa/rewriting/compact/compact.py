@@ -240,11 +240,13 @@ def write_design(
         ReconstructError: the spare can't be written.
         OSError: the library can't be written.
     """
-    spare, new_spare = design.spare, None
+    spare, new_spare, folder = design.spare, None, spares
     original_sha256 = None if spare is None else spare.note.original.hex()
     with contextlib.ExitStack() as stack:
         if spare is not None and spares is not None:
-            with refusing(spares, "written", ReconstructError):
+            # Where users will find it.
+            folder = Path(next(iter(spare.note.folders), spares))
+            with refusing(folder, "written", ReconstructError):
                 new_spare = stack.enter_context(NewFile(spares / spare.note.spare_name))
                 write_layout(spare.layout, source, new_spare.fd)
                 os.fchmod(new_spare.fd, 0o644)
@@ -273,8 +275,8 @@ def write_design(
         if not source.is_unchanged():
             raise StaleLibraryError(f"{source.path} changed while it was read; try again")
         lost = copy_metadata(source.fileno(), new.fd) if takes_place else ()
-        if spares is not None and new_spare is not None:
-            with refusing(spares, "written", ReconstructError):
+        if folder is not None and new_spare is not None:
+            with refusing(folder, "written", ReconstructError):
                 os.fsync(new_spare.fd)
                 new_spare.publish()
         # Who gives the files their places forces the names to disk.
