@@ -19,7 +19,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError, refusing
+from pytest_negativa.errors import ReconstructError, StaleLibraryError, refusing
+from pytest_negativa.gpucode.elf import ElfTables
 from pytest_negativa.gpucode.source import ByteSource, opened
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
@@ -79,28 +80,20 @@ def compact_library(
         StaleLibraryError: the file is not the one that was analyzed.
         FormatError: the file can't be read.
         ReconstructError: the result can't be written.
-        ValueError: map, plan and edits contradict each other.
     """
     options = options or CompactOptions()
     with opened(path) as source:
         if plan is not None:
             check_identity(path, source, plan.library)
-        try:
-            with refusing(target, "written", ReconstructError):
-                design = design_compaction(source, library_map, plan, edits, options)
-                return write_design(
-                    source,
-                    target,
-                    design,
-                    None if plan is None else plan.library,
-                    declared=declared_code(source, library_map, plan, edits),
-                    takes_place=options.takes_place,
-                )
-        except (CheckError, FormatError, ValueError):
-            # Another file than the one that was analyzed is the likelier cause.
-            if plan is not None and plan.library.sha256 is not None:
-                check_sha256(plan.library, source.sha256())
-            raise
+        with refusing(target, "written", ReconstructError):
+            return write_design(
+                source,
+                target,
+                design_compaction(source, library_map, plan, edits, options),
+                None if plan is None else plan.library,
+                declared=declared_code(source, library_map, plan, edits),
+                takes_place=options.takes_place,
+            )
 
 
 def design_compaction(
@@ -123,12 +116,23 @@ def design_compaction(
     edits = edits or Edits(source.size)
     tables = read_original(source)
     removal = Edits(source.size)
-    disagree = "its tables and its map do not agree"
-    if library_map is not None and plan is not None:
-        try:
+    try:
+        if library_map is not None and plan is not None:
             removal = plan_removal(source, library_map, plan)
-        except ValueError as e:
-            raise CannotCompactError(source.path, f"{disagree}: {e}") from e
+        return _design(source, tables, removal, edits, options)
+    except ValueError as e:
+        problem = f"its tables and its map do not agree: {e}"
+        raise CannotCompactError(source.path, problem) from e
+
+
+def _design(
+    source: ByteSource, tables: ElfTables, removal: Edits, edits: Edits, options: CompactOptions
+) -> Design:
+    """The new file.
+
+    Raises:
+        ValueError: changes contradict each other.
+    """
     changes = merge_edits(removal, edits)
     zeros = union((*removal.filled, *_zeros_of(edits)))
     pages = lay_out(tables, zeros, page_size(tables), options.max_headers)
@@ -139,18 +143,14 @@ def design_compaction(
     append_headers(builder, source, tables, pages, segments, strip=options.strip)
     refuse_small_gain(source, builder.size, options.min_gain)
     unsegmented_zeros = (Fill(start, end, 0) for start, end in unsegmented(tables, pages))
-    try:
-        for change in (*changes.changes, *unsegmented_zeros):
-            for moved in _moved(change, pages):
-                builder.change(moved)
-        layout = builder.build()
-    except ValueError as e:
-        raise CannotCompactError(source.path, f"{disagree}: {e}") from e
+    for change in (*changes.changes, *unsegmented_zeros):
+        for moved in _moved(change, pages):
+            builder.change(moved)
     note = (
         f"{format_bytes(pages.given_up)} of unused GPU code are zeros in the file instead of "
         f"gone: more holes would need more than {options.max_headers:,} program headers"
     )
-    return Design(layout, pages.holes, (note,) if pages.given_up else ())
+    return Design(builder.build(), pages.holes, (note,) if pages.given_up else ())
 
 
 def _moved(change: Change, pages: PageMap) -> Iterator[Change]:
