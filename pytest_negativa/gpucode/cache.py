@@ -52,13 +52,11 @@ class MapCache:
     Args:
         directory: the folder; it need not exist.
         limit: bytes that ``keep_limit`` leaves.
-        reader_version: entries of a reader with another version are not found.
     """
 
-    def __init__(self, directory: Path, limit: int, reader_version: int = _READER_VERSION) -> None:
+    def __init__(self, directory: Path, limit: int) -> None:
         self._directory = directory
         self._limit = limit
-        self._reader_version = reader_version
 
     def key(self, source: ByteSource, build_id: str | None) -> str:
         """The key of a library, which changes with its content.
@@ -68,7 +66,7 @@ class MapCache:
         """
         state = source.state
         identity = (
-            self._reader_version,
+            _READER_VERSION,
             *(state.size, state.mtime_ns, state.ctime_ns, state.inode),
             f"build-id {build_id}" if build_id else f"sha256 {source.sha256()}",
         )

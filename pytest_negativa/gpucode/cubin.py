@@ -125,10 +125,10 @@ def parse_cubin(
         device_functions=tuple(tables.device_functions),
         externals=tuple(tables.externals),
         data=tuple(tables.data),
-        calls=tuple(tables.calls),
-        references=tuple(tables.references),
-        address_taken=tuple(tables.address_taken),
-        indirect_calls=tuple(tables.indirect_calls),
+        calls=tuple(tables.edges[_PART_CALLS]),
+        references=tuple(tables.edges[_PART_REFERENCES]),
+        address_taken=tuple(tables.edges[PART_ADDRESS_TAKEN]),
+        indirect_calls=tuple(tables.edges[PART_INDIRECT_CALLS]),
         sha256=hashlib.sha256(data).hexdigest() if digest else None,
     )
 
@@ -213,10 +213,7 @@ class _Tables:
         self.device_functions: list[Function] = []
         self.externals: list[int] = []
         self.data: list[int] = []
-        self.calls: list[Edge] = []
-        self.references: list[Edge] = []
-        self.address_taken: list[Edge] = []
-        self.indirect_calls: list[Edge] = []
+        self.edges: dict[int, list[Edge]] = {part: [] for part in _PARTS}
         self._symbols = b""
         self._strings = b""
         self._index_at: dict[int, int] = {}
@@ -297,19 +294,15 @@ class _Tables:
         self._names.reserve_rows(len(table) // CALL.size)
         symbol = self._symbol
         for part, first, second in iter_call_graph(table):
-            if part == _PART_CALLS:
-                self.calls.append((symbol(first), symbol(second)))
-            elif part == _PART_REFERENCES:
-                self.references.append((symbol(first), symbol(second)))
-            elif part == PART_ADDRESS_TAKEN:
-                self.address_taken.append((symbol(first), self._string(second, "prototype")))
-            elif part == PART_INDIRECT_CALLS:
-                self.indirect_calls.append((symbol(first), self._string(second, "prototype")))
-            else:
+            if part is None:
                 # A wrong guess could make a function unreachable that is not.
                 raise PayloadError(
                     f"cubin: call graph row ({first:#x}, {second:#x}) belongs to no known part"
                 )
+            name = symbol(first)
+            has_prototype = part in (PART_ADDRESS_TAKEN, PART_INDIRECT_CALLS)
+            target = self._string(second, "prototype") if has_prototype else symbol(second)
+            self.edges[part].append((name, target))
 
     def _symbol(self, index: int) -> int:
         # A function is in many rows.

@@ -7,7 +7,7 @@ reads of the tables.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError, NotElfError
@@ -23,6 +23,7 @@ from pytest_negativa.gpucode.elf_tables import (
     EM_CUDA,
     ET_REL,
     PHDR,
+    PT_LOAD,
     SHDR,
     SHF_ALLOC,
     SHF_EXECINSTR,
@@ -51,9 +52,29 @@ _READ_RATIO = 64
 MARKER = b".negativa"
 """Name of a section, never loaded, in a slimmed library: JSON about the original."""
 
-# n_namesz, n_descsz and n_type of a note, and what stands in front of a build id (gABI, chapter 5).
-# Bytes: PATH_MAX of Linux. A string that ends is read in steps of this size.
-_STRING_STEP = 4096
+# Bytes: PATH_MAX of Linux.
+_LONGEST_STRING = 4096
+
+
+class ElfTables(NamedTuple):
+    """The tables of a host ELF file, row by row.
+
+    Attributes:
+        header: the ELF header.
+        segments: the program headers.
+        sections: the section headers.
+        names: a name for each section; empty if it lies nowhere.
+    """
+
+    header: ElfHeader
+    segments: tuple[ProgramHeader, ...]
+    sections: tuple[SectionHeader, ...]
+    names: tuple[bytes, ...]
+
+    @property
+    def loads(self) -> tuple[ProgramHeader, ...]:
+        """The segments that are mapped."""
+        return tuple(s for s in self.segments if s.p_type == PT_LOAD)
 
 
 class HostSection(NamedTuple):
@@ -104,13 +125,23 @@ def read_host_elf(source: ByteSource) -> HostElf:
         FormatError: not an ELF file, not one for a 64-bit little-endian host, without
             section headers, or with tables that leave the file.
     """
-    return _read(read_header(source), _Tables(source))
+    return _read(_Tables(source))
+
+
+def read_tables(source: ByteSource) -> ElfTables:
+    """Read the header and the rows of a host ELF file.
+
+    Raises:
+        FormatError: see ``read_host_elf``.
+    """
+    return _Tables(source).read_all()
 
 
 # By first bytes. What can be unpacked holds libraries that can be read.
 _UNKNOWN = "no library or program (ELF), no other file with GPU code and no archive"
 _UNPACK = "which is not read; unpack it, and name the folder"
 _FOREIGN = {
+    b"!<thin>": "a thin archive, whose members are files of their own; name these",
     b"MZ": "a program or DLL of Windows, which is not read",
     b"\xcf\xfa\xed\xfe": "a Mach-O file of macOS, which is not read",
     b"\xed\xab\xee\xdb": f"an RPM package, {_UNPACK}",
@@ -153,12 +184,8 @@ def _check_magic(source: ByteSource) -> ElfHeader:
     return header
 
 
-def read_header(source: ByteSource) -> ElfHeader:
-    """Read the header of a host ELF file with section headers.
-
-    Raises:
-        FormatError: see ``read_host_elf``.
-    """
+def _read_header(source: ByteSource) -> ElfHeader:
+    """Read the header of a host ELF file with section headers."""
     header = _check_magic(source)
     start, count = header.e_shoff, header.e_shnum
     if start == 0 or count == 0:
@@ -191,27 +218,26 @@ def read_header(source: ByteSource) -> ElfHeader:
     return header
 
 
-def _read(header: ElfHeader, tables: _Tables) -> HostElf:
+def _read(tables: _Tables) -> HostElf:
     sections: list[HostSection] = []
     zeros: list[HostSection] = []
     build_id = soname = marker = None
-    rows = list(SHDR.iter_unpack(tables.read(header.e_shoff, header.e_shnum * SHDR.size)))
-    names = tables.read_names(rows[header.e_shstrndx])
-    for row in rows:
+    header, segments, rows, names = tables.read_all()
+    for row, bare_name in zip(rows, names, strict=True):
+        name = bare_name.decode(errors="replace")
         if row.sh_type == SHT_NOBITS:
             # Thread-local zeros take no address of the library (gABI, chapter 4, SHF_TLS).
             if row.sh_flags & (SHF_ALLOC | SHF_TLS) == SHF_ALLOC:
-                zeros.append(_host_section(row, tables.name(names, row)))
+                zeros.append(_host_section(row, name))
             continue
         if row.sh_type == SHT_NOTE:
             build_id = build_id or find_build_id(tables.read(row.sh_offset, row.sh_size))
         elif row.sh_type == SHT_DYNAMIC:
             soname = soname or _find_soname(rows, row, tables)
         if not row.loaded:
-            if names.startswith(MARKER + b"\0", row.sh_name):
+            if bare_name == MARKER:
                 marker = row.sh_offset, row.sh_size
             continue
-        name = tables.name(names, row)
         if row.file_end > tables.source.size:
             raise FormatError(
                 tables.source.path,
@@ -226,7 +252,7 @@ def _read(header: ElfHeader, tables: _Tables) -> HostElf:
         soname=soname,
         sections=tuple(sections),
         zeros=tuple(zeros),
-        segments=tuple(tables.read_segments(header)),
+        segments=segments,
         marker=marker,
         kind=FileKind.OBJECT if header.e_type == ET_REL else FileKind.LIBRARY,
     )
@@ -294,28 +320,29 @@ class _Tables:
         self._spend(size)
         return self.source.read(offset, size)
 
-    def read_segments(self, header: ElfHeader) -> Iterator[ProgramHeader]:
-        """The program headers."""
-        return PHDR.iter_unpack(self.read(header.e_phoff, header.e_phnum * PHDR.size))
+    def read_all(self) -> ElfTables:
+        """Header, segments, sections and their names.
 
-    def read_names(self, row: SectionHeader) -> bytes:
-        """The names of sections, as far as they lie in the file: they are for people."""
-        size = min(row.sh_size, self.source.size - row.sh_offset)
-        return self.read(row.sh_offset, size) if row.in_file and size > 0 else b""
+        The names are read as far as they lie in the file: they are for people.
+        """
+        header = _read_header(self.source)
+        rows = tuple(SHDR.iter_unpack(self.read(header.e_shoff, header.e_shnum * SHDR.size)))
+        table = rows[header.e_shstrndx]
+        size = min(table.sh_size, self.source.size - table.sh_offset)
+        strings = self.read(table.sh_offset, size) if table.in_file and size > 0 else b""
+        names = tuple(self._name(strings, row) for row in rows)
+        segments = PHDR.iter_unpack(self.read(header.e_phoff, header.e_phnum * PHDR.size))
+        return ElfTables(header, tuple(segments), rows, names)
 
-    def name(self, names: bytes, row: SectionHeader) -> str:
-        """The name of a section; empty if it lies nowhere."""
-        name = string_at(names, row.sh_name) or b""
+    def _name(self, strings: bytes, row: SectionHeader) -> bytes:
+        name = string_at(strings, row.sh_name) or b""
         self._spend(len(name))
-        return name.decode(errors="replace")
+        return name
 
     def string(self, offset: int) -> str:
         """The string at an offset of the file."""
-        found = b""
-        while b"\0" not in found and offset < self.source.size:
-            part = self.read(offset, min(_STRING_STEP, self.source.size - offset))
-            found, offset = found + part, offset + len(part)
-        return found.split(b"\0", 1)[0].decode(errors="replace")
+        size = max(min(_LONGEST_STRING, self.source.size - offset), 0)
+        return self.read(offset, size).partition(b"\0")[0].decode(errors="replace")
 
     def _spend(self, size: int) -> None:
         self._left -= size

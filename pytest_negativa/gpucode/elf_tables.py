@@ -74,7 +74,7 @@ SHT_DYNAMIC, SHT_NOTE, SHT_NOBITS, SHT_REL, SHT_DYNSYM = 6, 7, 8, 9, 11
 SHF_ALLOC, SHF_EXECINSTR, SHF_TLS = 2, 4, 0x400
 SHN_UNDEF, SHN_LORESERVE, SHN_ABS, SHN_XINDEX = 0, 0xFF00, 0xFFF1, 0xFFFF
 
-STB_GLOBAL, STT_OBJECT, STT_FUNC, STT_SECTION, STT_GNU_IFUNC = 1, 1, 2, 3, 10
+STB_GLOBAL, STT_OBJECT, STT_FUNC, STT_SECTION = 1, 1, 2, 3
 
 DT_NULL, DT_PLTRELSZ, DT_HASH, DT_STRTAB, DT_SYMTAB, DT_RELA, DT_RELASZ = 0, 2, 4, 5, 6, 7, 8
 DT_RELAENT, DT_STRSZ, DT_SYMENT, DT_SONAME, DT_JMPREL, DT_RELRSZ, DT_RELR = (
@@ -88,7 +88,7 @@ DT_RELAENT, DT_STRSZ, DT_SYMENT, DT_SONAME, DT_JMPREL, DT_RELRSZ, DT_RELR = (
 )
 DT_RELACOUNT, DT_FLAGS_1, DF_1_PIE = 0x6FFFFFF9, 0x6FFFFFFB, 0x08000000
 R_X86_64_64, R_X86_64_IRELATIVE = 1, 37
-DT_NEEDED, DT_TEXTREL, DT_FLAGS, DF_TEXTREL = 1, 22, 30, 4
+DT_NEEDED = 1
 
 
 class ElfHeader(NamedTuple):
@@ -190,11 +190,6 @@ class Relocation(NamedTuple):
     def symbol(self) -> int:
         """Index in the symbol table: the upper half of ``r_info``."""
         return self.r_info >> 32
-
-    @property
-    def type(self) -> int:
-        """A number that the machine defines: the lower half of ``r_info``."""
-        return self.r_info & 0xFFFFFFFF
 
 
 class DynamicEntry(NamedTuple):

@@ -19,7 +19,6 @@ from pytest_negativa.models.archive_member import Member
 from pytest_negativa.models.file_kinds import (
     ARCHIVE_MAGIC,
     HEAD_SIZE,
-    THIN_ARCHIVE_MAGIC,
     FileKind,
     kind_of,
     ptx_target,
@@ -65,8 +64,8 @@ def read_tables(source: ByteSource) -> HostElf:
     """
     head = source.read(0, min(HEAD_SIZE, source.size))
     kind = kind_of(head)
-    if kind is not None and kind.is_archive:
-        return _read_archive(source, kind)
+    if kind is FileKind.ARCHIVE:
+        return _read_archive(source)
     content = _bare_kind(source, head, kind)
     if kind is None or (kind.is_host and content is None):
         return read_host_elf(source)
@@ -81,15 +80,12 @@ def read_tables(source: ByteSource) -> HostElf:
 
 def _bare_kind(source: ByteSource, head: bytes, kind: FileKind | None) -> FileKind | None:
     """The kind of a file that is GPU code; None for others, such as bitcode for a CPU."""
-    if kind is None or kind.is_archive:
+    if kind is None or kind is FileKind.ARCHIVE:
         return None
     if kind is FileKind.BITCODE:
         return kind if _is_gpu_bitcode(source) else None
-    return kind if not kind.is_host or _is_cubin(kind, head) else None
-
-
-def _is_cubin(kind: FileKind, head: bytes) -> bool:
-    return kind in (FileKind.CUBIN, FileKind.OBJECT) and is_cubin_header(head)
+    is_code = not kind.is_host or (kind is FileKind.OBJECT and is_cubin_header(head))
+    return kind if is_code else None
 
 
 def _whole_file(kind: FileKind, offset: int, size: int, member: str | None = None) -> HostSection:
@@ -151,10 +147,10 @@ _MAX_LONG_NAMES = 16 << 20
 _MAX_NAME = 4096
 _HEADER_END = b"`\n"
 # The index of symbols, for 32 and 64 bits, and the table of long names.
-_NO_OBJECTS = ("/", "/SYM64/", "//", "__.SYMDEF", "__.SYMDEF SORTED")
+_NO_OBJECTS = ("/", "/SYM64/", "//")
 
 
-def _read_archive(source: ByteSource, kind: FileKind) -> HostElf:
+def _read_archive(source: ByteSource) -> HostElf:
     sections: list[HostSection] = []
     faults: list[tuple[int, str]] = []
     try:
@@ -173,7 +169,7 @@ def _read_archive(source: ByteSource, kind: FileKind) -> HostElf:
         build_id=None,
         soname=None,
         sections=tuple(sections),
-        kind=kind,
+        kind=FileKind.ARCHIVE,
         faults=tuple(faults),
     )
 
@@ -205,16 +201,14 @@ def _read_member(source: ByteSource, window: ByteSource, member: Member) -> Host
 
 
 def iter_members(source: ByteSource) -> Iterator[Member]:
-    """The members of an archive; a thin one has none, because its members are other files.
+    """The members of an archive, as GNU's and LLVM's ar make it on Linux.
 
-    Source: ar(5) of FreeBSD for the header and names in front of the data; the manual of GNU
-    binutils' bfd, "Archives", for the table of long names.
+    Source: ar(5) of FreeBSD for the header; the manual of GNU binutils' bfd, "Archives", for the
+    table of long names.
 
     Raises:
         FormatError: a header leaves the file, or is none.
     """
-    if source.read(0, len(ARCHIVE_MAGIC)) == THIN_ARCHIVE_MAGIC:
-        return
     position, long_names = len(ARCHIVE_MAGIC), b""
     while position + _MEMBER_HEADER <= source.size:
         header = source.read(position, _MEMBER_HEADER)
@@ -234,10 +228,6 @@ def iter_members(source: ByteSource) -> Iterator[Member]:
         name = header[:16].rstrip()
         if name == b"//":
             long_names = source.read(start, min(size, _MAX_LONG_NAMES))
-        elif name.startswith(b"#1/") and name[3:].isdigit():
-            length = min(int(name[3:]), size)
-            name = source.read(start, min(length, _MAX_NAME)).rstrip(b"\0")
-            start, size = start + length, size - length
         elif name[:1] == b"/" and name[1:].isdigit():
             at = int(name[1:])
             name = long_names[at : at + _MAX_NAME].split(b"\n", 1)[0]

@@ -30,10 +30,7 @@ from pytest_negativa.gpucode.workers import (
     LocalProcesses,
     Lost,
     Workers,
-    release,
-    require_release,
     run_tasks,
-    this_worker,
 )
 from pytest_negativa.models.archive_member import Member
 from pytest_negativa.models.file_state import FileState
@@ -227,31 +224,36 @@ def _read_by_workers(
     workers: Workers,
 ) -> Iterator[MappedLibrary]:
     batches = tuple(_batches(files, known))
-    # Remote workers must have this release; local ones run it.
-    wanted = release() if workers.are_remote else None
-    map_batch = partial(_map_batch, wanted, request, cache)
+    map_batch = partial(_map_batch, request, cache)
     for batch, answers in run_tasks(workers, map_batch, batches, len(batches)):
         if isinstance(answers, Lost):
             for where in batch:
                 path = _path_of(where)
                 yield MappedLibrary(path, error=FormatError(path, None, f"not read: {answers}"))
             continue
-        for where, (mapped, encoded, problem) in zip(batch, answers, strict=True):
-            if problem is not None:
+        for where, (mapped, seen, encoded) in zip(batch, answers, strict=True):
+            if workers.are_remote and not _are_alike(seen, files.seen[where]):
                 is_same = _state_at(where) == files.seen[where]
-                mapped = _map(where, request, cache)
+                here = _map(where, request, cache)
                 # Else the file is damaged, or changed since the task began.
-                if is_same and mapped.error is None:
+                if is_same and here.error is None:
                     raise WorkerError(
-                        f"{mapped.path}: {problem}; share the folder, so that all workers have the "
-                        "same files at the same paths"
+                        f"{mapped.path}: a worker has another file there, or none; share the "
+                        "folder, so that all workers have the same files at the same paths"
                     )
+                mapped = here
             elif encoded is not None:
                 mapped = mapped._replace(library_map=decode_map(encoded, str(mapped.path)))
             yield mapped
 
 
-_Batch = dict[Path | Member, tuple["_Tables | None", FileState | None]]
+def _are_alike(one: FileState | None, other: FileState | None) -> bool:
+    """Whether files of two machines are the same; file systems of a network round times."""
+    states = ((s.size, s.mtime_ns // 10**9) if s is not None else None for s in (one, other))
+    return len({*states}) == 1
+
+
+_Batch = dict[Path | Member, "_Tables | None"]
 
 
 def _batches(files: _Files, known: Mapping[Path | Member, _Tables | None]) -> Iterator[_Batch]:
@@ -259,7 +261,7 @@ def _batches(files: _Files, known: Mapping[Path | Member, _Tables | None]) -> It
     batch: _Batch = {}
     size = 0
     for path, tables in known.items():
-        batch[path] = tables, files.seen[path]
+        batch[path] = tables
         size += files.size(path) + _TASK_COST
         if size >= _BATCH_SIZE:
             yield batch
@@ -396,44 +398,21 @@ def map_source(
 
 
 def _map_batch(
-    wanted: str | None, request: MapRequest, cache: MapCache | None, batch: _Batch
-) -> list[tuple[MappedLibrary, bytes | None, str | None]]:
-    """Map in a worker: each result, its encoded map, and why the worker does not have the file.
+    request: MapRequest, cache: MapCache | None, batch: _Batch
+) -> list[tuple[MappedLibrary, FileState | None, bytes | None]]:
+    """Map in a worker: each result, the state of the file there, and the encoded map.
 
     JSON crosses to the parent faster than pickled records.
-
-    Args:
-        wanted: the release that a remote worker must have; None in a process of the command's own.
     """
-    if wanted is not None:
-        require_release(this_worker(), release(), wanted)
     # Maps are trees of a hundred thousand records without cycles: nothing to collect.
     gc.disable()
-    answers: list[tuple[MappedLibrary, bytes | None, str | None]] = []
+    answers: list[tuple[MappedLibrary, FileState | None, bytes | None]] = []
     try:
-        for where, (known, seen) in batch.items():
-            path = _path_of(where)
-            problem = None if wanted is None or seen is None else _why_another(where, seen)
-            if problem is not None:
-                answers.append((MappedLibrary(path), None, problem))
-                continue
-            mapped = _map(where, request, cache, known)
+        for where, known in batch.items():
+            seen, mapped = _state_at(where), _map(where, request, cache, known)
             encoded = None if mapped.library_map is None else encode_record(mapped.library_map)
-            answers.append((mapped._replace(library_map=None), encoded, None))
+            answers.append((mapped._replace(library_map=None), seen, encoded))
     finally:
         # The process of a cluster has other tasks, too.
-        if wanted is not None:
-            gc.enable()
+        gc.enable()
     return answers
-
-
-def _why_another(where: Path | Member, seen: FileState) -> str | None:
-    """Difference between the file here and the one that the command saw; None if they are alike."""
-    try:
-        with ByteSource(where.archive if isinstance(where, Member) else where) as source:
-            # File systems of a network round times.
-            if (seen.size, seen.mtime_ns // 10**9) == (source.size, source.mtime_ns // 10**9):
-                return None
-            return f"{this_worker()} has another file there, of {source.size:,} bytes"
-    except FormatError as e:
-        return f"{this_worker()} can't read it: {e.problem}"

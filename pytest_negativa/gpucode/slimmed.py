@@ -105,6 +105,9 @@ class AddressSpace:
             slimming with a spare leaves free addresses between these.
         max_zeros: how many bytes that the file does not hold may be read in all.
 
+    Attributes:
+        source: see above.
+
     Raises:
         FormatError: they overlap, are out of order, or leave the file.
     """
@@ -117,7 +120,7 @@ class AddressSpace:
         max_zeros: int = _MAX_ZEROS_READ,
     ) -> None:
         self.path = source.path
-        self._source = source
+        self.source = source
         self._loads = [s for s in segments if s.p_type == PT_LOAD]
         self._zeros_left = max_zeros
         for load in self._loads:
@@ -143,12 +146,13 @@ class AddressSpace:
         self._mapped = union((*ends, *((s.vaddr, s.vaddr + s.size) for s in sections)))
 
     def _check(self, load: ProgramHeader) -> None:
-        if load.p_offset + load.p_filesz > self._source.size:
+        # One of zeros alone has no bytes at its offset.
+        if load.p_filesz and load.file_end > self.source.size:
             raise FormatError(
                 self.path,
                 load.p_offset,
                 f"PT_LOAD at address {load.p_vaddr:#x} ends at {load.p_offset + load.p_filesz:#x}, "
-                f"past the end of the file at {self._source.size:#x}; is it truncated?",
+                f"past the end of the file at {self.source.size:#x}; is it truncated?",
             )
         if load.p_filesz > load.p_memsz or load.p_vaddr + load.p_memsz > 1 << 64:
             raise FormatError(
@@ -168,7 +172,7 @@ class AddressSpace:
         parts = []
         position = offset
         for start, stop, shift in self.parts(offset, end):
-            parts += [self._zeros(start - position), self._source.read(start + shift, stop - start)]
+            parts += [self._zeros(start - position), self.source.read(start + shift, stop - start)]
             position = stop
         parts.append(self._zeros(end - position))
         return b"".join(parts)
@@ -193,6 +197,14 @@ class AddressSpace:
             yield max(start, stored_start), min(end, stored_end), shift
             at += 1
 
+    def maps(self, offset: int, start: int, size: int) -> bool:
+        """Whether bytes of the file at ``offset`` get to the address ``start``."""
+        position = start
+        for part, end, shift in self.parts(start, start + size):
+            if (part, shift) == (position, offset - start):
+                position = end
+        return position == start + size
+
     def _zeros(self, count: int) -> bytes:
         self._zeros_left -= count
         if self._zeros_left < 0:
@@ -210,7 +222,13 @@ def whole_sections(space: AddressSpace, host: HostElf) -> tuple[HostSection, ...
     """
     stored = [s for s in host.sections if s.size]
     for section in stored:
-        _check_place(space, section)
+        if not space.maps(section.offset, section.vaddr, section.size):
+            raise FormatError(
+                space.path,
+                section.offset,
+                f"section {section.name}: its bytes are not those at address {section.vaddr:#x}; "
+                "damaged, or changed by a tool that can't handle such a file",
+            )
     # Sections of fatbins have bytes before slimming, unlike .bss.
     gone = [s for s in host.zeros if s.name.startswith(WHOLE) or s.name in FATBIN_SECTIONS]
     whole: list[HostSection] = []
@@ -231,19 +249,3 @@ def whole_sections(space: AddressSpace, host: HostElf) -> tuple[HostSection, ...
 
 def _end_of(section: HostSection) -> int:
     return section.vaddr + section.size
-
-
-def _check_place(space: AddressSpace, piece: HostSection) -> None:
-    """Check that the segments map a section's bytes to its address; two may share the work."""
-    shift, position = piece.offset - piece.vaddr, piece.vaddr
-    for start, end, found in space.parts(piece.vaddr, _end_of(piece)):
-        if (start, found) != (position, shift):
-            break
-        position = end
-    if position < _end_of(piece):
-        raise FormatError(
-            space.path,
-            position + shift,
-            f"section {piece.name}: its bytes are not those at address {position:#x}; damaged, "
-            "or changed by a tool that can't handle such a file",
-        )

@@ -1,4 +1,4 @@
-"""Checked reads of a file; what is packed in an archive goes to TMPDIR or memory, without a name.
+"""Checked reads of a file; what is packed in an archive goes to TMPDIR, without a name.
 
 ``pread`` and not ``mmap``: mapped pages would count as memory of this process (540 MB of RSS for a
 library of 540 MB). Truncating the file meanwhile would raise SIGBUS instead of an error.
@@ -10,18 +10,17 @@ import contextlib
 import copy
 import io
 import os
-import shutil
 import stat
 import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, BinaryIO, Protocol, TypeVar
+from typing import IO, Protocol, TypeVar
 
 from pytest_negativa.errors import FormatError
 from pytest_negativa.models.archive_member import Member
 from pytest_negativa.models.file_state import FileState
-from pytest_negativa.storage.system import HASH_STEP, available_cores, hash_steps
+from pytest_negativa.storage.system import HASH_STEP, hash_steps
 
 _FILE_TYPES = {
     stat.S_IFDIR: "a directory",
@@ -31,9 +30,6 @@ _FILE_TYPES = {
     stat.S_IFBLK: "a block device",
 }
 
-
-# The most bytes that are unpacked to memory at a time.
-_MAX_IN_MEMORY = 4 << 30
 
 # Bytes. A region's header with the headers of its first elements, or one with its names.
 _AHEAD = 512
@@ -213,38 +209,24 @@ def unpack_stream(path: str, stream: io.BufferedIOBase | IO[bytes], size: int) -
     Raises:
         FormatError: it has another size, or there is no room.
     """
-    with _nameless_file(path, size) as file:
+    problem = "cannot be unpacked to the folder for temporary files"
+    with contextlib.ExitStack() as closing:
+        try:
+            file = closing.enter_context(tempfile.TemporaryFile())
+        except OSError as e:
+            raise FormatError(path, None, f"{problem}: {e.strerror}; set TMPDIR") from e
         while data := stream.read(HASH_STEP):
             try:
                 file.write(data)
                 file.flush()
             except OSError as e:
-                problem = f"cannot be unpacked to the folder for temporary files: {e.strerror}"
-                raise FormatError(path, None, f"{problem}; set TMPDIR to another one") from e
+                reason = f"{problem}: {e.strerror}; set TMPDIR to another one"
+                raise FormatError(path, None, reason) from e
         if file.tell() != size:
             raise FormatError(path, None, "has not the size that the archive says; damaged")
         source = ByteSource(path, os.dup(file.fileno()))
     source.mtime_ns = 0
     return source
-
-
-def _nameless_file(path: str, size: int) -> BinaryIO:
-    """A file for so many bytes.
-
-    It takes at most a quarter of the room in the folder for temporary files, because several
-    libraries are read at a time. Otherwise it lies in memory, if it takes no more than a core's
-    share of what may lie there.
-    """
-    try:
-        if shutil.disk_usage(tempfile.gettempdir()).free >= 4 * size:
-            return tempfile.TemporaryFile()
-    except OSError:
-        pass
-    if size > (most := _MAX_IN_MEMORY // available_cores()):
-        problem = f"{size:,} bytes are more than the {most:,} that are unpacked to memory"
-        remedy = "set TMPDIR to a folder with four times the room"
-        raise FormatError(path, None, f"{problem}; {remedy}")
-    return os.fdopen(os.memfd_create("unpacked"), "w+b")
 
 
 def open_source(where: Path | Member) -> ByteSource:

@@ -213,16 +213,21 @@ class DaskCluster:
 
             # Dask's decoder can raise anything for another program's answer, even MemoryError.
             try:
-                _connect_once(self._address)
                 self._client = Client(self._address, set_as_default=False)
             except Exception as e:
                 raise WorkerError(
                     f"{self._url}: no Dask scheduler answers: {describe_fault(e)}"
                 ) from e
             # A function of Python's: a worker that can't import ours would end.
+            wanted = version(_NAME)
             found = self._client.run(version, _NAME, on_error="return")
             for worker, there in found.items():
-                require_release(f"worker {worker}", there, release())
+                if there != wanted:
+                    has = f"{_NAME} {there}" if isinstance(there, str) else f"none ({there})"
+                    raise WorkerError(
+                        f"worker {worker} has {has}; install {_NAME} {wanted}, as on the machine "
+                        "of the command"
+                    )
             if not found:
                 self._warn(f"{self._url}: no worker yet; waiting for the first")
         return self._client
@@ -252,34 +257,6 @@ class DaskCluster:
             self._client.close()
 
 
-def _connect_once(address: str) -> None:
-    """Connect to a scheduler and leave it.
-
-    ``Client`` alone would wait for good: it sets no limit to the greeting of an open port.
-
-    Raises:
-        TimeoutError: no greeting came within Dask's ``distributed.comm.timeouts.connect``.
-    """
-    import asyncio
-
-    import dask
-    from distributed.comm import connect
-    from distributed.security import Security
-
-    setting = "distributed.comm.timeouts.connect"
-    seconds = dask.utils.parse_timedelta(dask.config.get(setting))
-
-    async def connect_and_leave() -> None:
-        comm = await connect(address, **Security().get_connection_args("client"))
-        await comm.close()
-
-    try:
-        # A port that takes no connection is for Dask's own limit to end, which says so.
-        asyncio.run(asyncio.wait_for(connect_and_leave(), seconds + 1))
-    except asyncio.TimeoutError as e:
-        raise TimeoutError(f"no greeting within {seconds:g} s ({setting})") from e
-
-
 @contextlib.contextmanager
 def open_workers(url: str | None, jobs: int | None = None, *, warn: Warn) -> Iterator[Workers]:
     """Open the readers of libraries for a command, this process among them.
@@ -298,38 +275,3 @@ def open_workers(url: str | None, jobs: int | None = None, *, warn: Warn) -> Ite
         return
     with contextlib.closing(DaskCluster(url, warn)) as cluster:
         yield cluster
-
-
-def this_worker() -> str:
-    """The worker that runs the calling task, for messages."""
-    import socket
-
-    from distributed import get_worker
-
-    return f"worker {get_worker().address} on {socket.gethostname()}"
-
-
-def release() -> str:
-    """The release of this package."""
-    # It takes 20 ms to import.
-    from importlib.metadata import version
-
-    return version(_NAME)
-
-
-def require_release(worker: str, there: object, wanted: str) -> None:
-    """Refuse a worker with another release of this package, which could read files differently.
-
-    Args:
-        worker: its name, for people.
-        there: the release that it has, or the error of asking for it.
-        wanted: the release that it must have.
-
-    Raises:
-        WorkerError: it has another one, or none.
-    """
-    if there != wanted:
-        found = f"has pytest-negativa {there}" if isinstance(there, str) else f"has none ({there})"
-        raise WorkerError(
-            f"{worker} {found}; install pytest-negativa {wanted}, as on the machine of the command"
-        )

@@ -10,15 +10,13 @@ class FileKind(str, enum.Enum):
     """Kind of a file with GPU code.
 
     ``LIBRARY`` is a shared library or program, ``OBJECT`` a relocatable ELF file for the CPU or the
-    GPU, ``ARCHIVE`` a static one of objects, ``THIN_ARCHIVE`` a list of their paths. ``FILES`` are
-    all files of a distribution that are GPU code, as one library. The others are GPU code
-    themselves.
+    GPU, ``ARCHIVE`` a static one of objects. ``FILES`` are all files of a distribution that are GPU
+    code, as one library. The others are GPU code themselves.
     """
 
     LIBRARY = "library"
     OBJECT = "object"
     ARCHIVE = "archive"
-    THIN_ARCHIVE = "thin-archive"
     CUBIN = "cubin"
     FATBIN = "fatbin"
     PTX = "ptx"
@@ -35,24 +33,18 @@ class FileKind(str, enum.Enum):
     @property
     def is_host(self) -> bool:
         """Whether the file holds the GPU code in sections of host ELF files."""
-        return self in (FileKind.LIBRARY, FileKind.OBJECT) or self.is_archive
+        return self in (FileKind.LIBRARY, FileKind.OBJECT, FileKind.ARCHIVE)
 
     @property
     def is_link_time(self) -> bool:
         """Whether only a linker reads the file, so that no device loads its code as it is."""
-        return self in (FileKind.OBJECT, FileKind.BITCODE) or self.is_archive
-
-    @property
-    def is_archive(self) -> bool:
-        """Whether it is what ``ar`` makes."""
-        return self in (FileKind.ARCHIVE, FileKind.THIN_ARCHIVE)
+        return self in (FileKind.OBJECT, FileKind.BITCODE, FileKind.ARCHIVE)
 
 
 _DESCRIBED = {
     FileKind.LIBRARY: "a library or program",
     FileKind.OBJECT: "an object file",
     FileKind.ARCHIVE: "a static archive",
-    FileKind.THIN_ARCHIVE: "a thin archive, whose members are files of their own",
     FileKind.CUBIN: "a bare cubin",
     FileKind.FATBIN: "a bare fatbin",
     FileKind.PTX: "PTX",
@@ -87,7 +79,6 @@ HEAD_SIZE = 4096
 """Bytes at the start of a file that ``kind_of`` needs; fewer if the file is smaller."""
 
 ARCHIVE_MAGIC = b"!<arch>\n"
-THIN_ARCHIVE_MAGIC = b"!<thin>\n"
 
 # By first bytes. The fatbin's is gpucode.fatbin.MAGIC. LTO-IR: files of "nvcc -dlto -ltoir" 13.0.
 # Tile IR: "Tile IR bytecode", section "Magic number", of NVIDIA's specification; nvFatbin 13.5
@@ -99,7 +90,6 @@ _MAGIC_NUMBERS = (
     (b"BC\xc0\xde", FileKind.BITCODE),
     (b"\xde\xc0\x17\x0b", FileKind.BITCODE),
     (ARCHIVE_MAGIC, FileKind.ARCHIVE),
-    (THIN_ARCHIVE_MAGIC, FileKind.THIN_ARCHIVE),
 )
 
 ELF_MAGIC = b"\x7fELF"

@@ -14,10 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf import HostElf, read_host_elf
+from pytest_negativa.gpucode.elf import HostElf, read_host_elf, read_tables
 from pytest_negativa.gpucode.elf_tables import (
-    EHDR,
-    SHDR,
     SHN_UNDEF,
     SHT_DYNSYM,
     SHT_SYMTAB,
@@ -148,8 +146,7 @@ def _functions(
     source: ByteSource, kinds: Iterable[int]
 ) -> Iterator[tuple[int, tuple[int, bytes]]] | None:
     """The functions of the first table of one of these kinds."""
-    head = EHDR.unpack_from(source.read(0, EHDR.size))
-    sections = [*SHDR.iter_unpack(source.read(head.e_shoff, head.e_shnum * SHDR.size))]
+    sections = read_tables(source).sections
     for kind in kinds:
         for section in sections:
             if section.sh_type == kind and section.sh_link < len(sections):

@@ -264,10 +264,8 @@ class _Writer:
         for start, end, target in _unfilled(self._layout, self._source.size):
             self._copy(start, end, target)
         for change in edits.changes:
-            if isinstance(change, Patch):
-                self._put(memoryview(change.data), change.start)
-            else:
-                self._fill(change)
+            for start in range(change.start, change.end, STEP):
+                self._put(change.content(start, min(start + STEP, change.end)), start)
 
     def _copy(self, start: int, end: int, target: int) -> None:
         if self._in_kernel and end - start >= _SMALL_RANGE:
@@ -275,7 +273,7 @@ class _Writer:
             start, target = start + done, target + done
         while start < end:
             data = self._source.read(start, min(end - start, STEP))
-            self._put(memoryview(data), target)
+            self._put(data, target)
             start, target = start + len(data), target + len(data)
 
     def _copy_in_kernel(self, start: int, end: int, target: int) -> int:
@@ -299,17 +297,13 @@ class _Writer:
             position, target = position + done, target + done
         return position - start
 
-    def _fill(self, fill: Fill) -> None:
-        pattern = memoryview(fill.content(0, min(fill.end - fill.start, STEP)))
-        for start in range(fill.start, fill.end, STEP):
-            self._put(pattern[: fill.end - start], start)
-
-    def _put(self, data: memoryview, offset: int) -> None:
+    def _put(self, data: bytes, offset: int) -> None:
         if self._should_stop():
             raise StoppedError
-        while data:
-            done = os.pwrite(self._target, data, offset)
-            data = data[done:]
+        left = memoryview(data)
+        while left:
+            done = os.pwrite(self._target, left, offset)
+            left = left[done:]
             offset += done
 
 

@@ -23,7 +23,6 @@ and compaction may take whole pages of it out of the file.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 
@@ -69,35 +68,25 @@ def overwrite(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Edits:
         raise ReconstructError(
             f"{path}: its map and its plan are not of the same file; trace it again"
         )
+    blocks = {(block.payload.start, block.payload.end): block for block in library_map.iter_code()}
+    changes: list[Change] = []
+    for start, end in sorted(unused_ranges(plan)):
+        if start == end:
+            continue
+        block = blocks.get((start, end))
+        if block is None or block.unreadable is not None:
+            why = "is not in its map" if block is None else f"not understood: {block.unreadable}"
+            raise ReconstructError(
+                f"{path}: its plan gives up [{start:#x}, {end:#x}) ({why}); trace it again"
+            )
+        changes.append(Fill(start, end, fill))
+        if block.region is not None:
+            changes.append(Patch(block.header_offset + KIND_OFFSET, _NO_KIND))
+            changes.append(Patch(block.header_offset + ARCH_OFFSET, _NO_DEVICE))
     try:
-        return Edits.of(plan.library.size, _changes(library_map, plan, fill))
+        return Edits.of(plan.library.size, changes)
     except ValueError as e:
         raise ReconstructError(f"{path}: its map contradicts itself: {e}; trace it again") from e
-
-
-def _changes(library_map: LibraryMap, plan: LibraryPlan, fill: int) -> Iterator[Change]:
-    blocks = {(block.payload.start, block.payload.end): block for block in library_map.iter_code()}
-    decided = Counter((d.start, d.end) for d in plan.decisions)
-    wanted = Counter(dict.fromkeys(blocks, 1))
-    if decided != wanted:
-        start, end = min((decided - wanted) | (wanted - decided))
-        raise ReconstructError(
-            f"{plan.library.path}: the plan is not one for its map: they don't agree about code "
-            f"at [{start:#x}, {end:#x}); trace it again"
-        )
-    for decision in plan.decisions:
-        if decision.kept or not decision.size:
-            continue
-        block = blocks[decision.start, decision.end]
-        if block.unreadable is not None:
-            raise ReconstructError(
-                f"{plan.library.path}: the plan gives up [{decision.start:#x}, {decision.end:#x}), "
-                f"which is not understood ({block.unreadable}); trace it again"
-            )
-        yield Fill(block.payload.start, block.payload.end, fill)
-        if block.region is not None:
-            yield Patch(block.header_offset + KIND_OFFSET, _NO_KIND)
-            yield Patch(block.header_offset + ARCH_OFFSET, _NO_DEVICE)
 
 
 # Regions, frames and their sections are aligned to 64 bytes at most in all known libraries.
@@ -116,17 +105,16 @@ def plan_removal(source: ByteSource, library_map: LibraryMap, plan: LibraryPlan)
         ValueError: the map contradicts itself.
     """
     gone = unused_ranges(plan)
-    zeros: list[Range] = []
-    changes: list[Change] = []
-    for region in library_map.iter_regions():
-        for change in _region_changes(region, [e.payload in gone for e in region.elements]):
-            if isinstance(change, Patch):
-                changes.append(change)
-            else:
-                zeros.append(change)
+    changes = [
+        change
+        for region in library_map.iter_regions()
+        for change in _region_changes(region, [e.payload in gone for e in region.elements])
+    ]
+    zeros = [(change.start, change.end) for change in changes if isinstance(change, Fill)]
     zeros += gone.intersection(frame.span for frame in library_map.iter_frames())
-    changes += (Fill(start, end, 0) for start, end in _joined(source, zeros))
-    return Edits.of(source.size, changes)
+    filled = [Fill(start, end, 0) for start, end in _joined(source, zeros)]
+    patches = (change for change in changes if isinstance(change, Patch))
+    return Edits.of(source.size, (*filled, *patches))
 
 
 def removable_code(source: ByteSource, library_map: LibraryMap, plan: LibraryPlan) -> list[Range]:
@@ -181,11 +169,11 @@ def _is_zeros(source: ByteSource, start: int, end: int) -> bool:
     )
 
 
-def _region_changes(region: Region, unused: Sequence[bool]) -> Iterator[Range | Patch]:
-    """Ranges that become zeros, and new headers."""
+def _region_changes(region: Region, unused: Sequence[bool]) -> Iterator[Change]:
+    """Fills of zeros, and new headers."""
     start, end = region.span
     if unused and all(unused):
-        yield start, end
+        yield Fill(start, end, 0)
         return
     pairs = zip(region.elements, unused, strict=True)
     for is_unused, found in itertools.groupby(pairs, key=itemgetter(1)):
@@ -196,17 +184,13 @@ def _region_changes(region: Region, unused: Sequence[bool]) -> Iterator[Range | 
         if run_end == end:
             size = run_start - start - REGION_HEADER.size
             yield Patch(start + REGION_SIZE_OFFSET, size.to_bytes(8, "little"))
-            yield run_start, run_end
+            yield Fill(run_start, run_end, 0)
         else:
-            header = _filler(run_end - run_start)
-            yield Patch(run_start, header)
-            yield run_start + len(header), run_end
-
-
-def _filler(size: int) -> bytes:
-    """The header of an element of an unknown kind; ``size`` in bytes, with the header."""
-    own = ELEMENT_HEADER.size
-    return ELEMENT_HEADER.pack(OVERWRITTEN_KIND, ELEMENT_VERSION, own, size - own, *[0] * 10)
+            # An element of an unknown kind.
+            own = ELEMENT_HEADER.size
+            fields = OVERWRITTEN_KIND, ELEMENT_VERSION, own, run_end - run_start - own
+            yield Patch(run_start, ELEMENT_HEADER.pack(*fields, *[0] * 10))
+            yield Fill(run_start + own, run_end, 0)
 
 
 # Of compressed_size in the header of an element, see gpucode.fatbin.

@@ -225,10 +225,11 @@ class TestKey:
         assert self.key(library, cache) != first
 
     def test_newer_reader_finds_no_old_entries(
-        self, library: Path, cache: MapCache, folder: Path
+        self, library: Path, cache: MapCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        newer = MapCache(folder, LIMIT, reader_version=1000)
-        assert self.key(library, newer) != self.key(library, cache)
+        before = self.key(library, cache)
+        monkeypatch.setattr("pytest_negativa.gpucode.cache._READER_VERSION", 1000)
+        assert self.key(library, cache) != before
 
 
 class TestLimit:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -140,12 +139,7 @@ def test_a_worker_without_the_file(
             list(map_libraries([path], DIGEST, None, workers))
     finally:
         cluster.close()
-    what = {
-        "nothing": "can't read it: cannot be opened: No such file or directory",
-        "another file": "has another file there, of 5 bytes",
-    }[there]
-    assert str(found.value).startswith(f"{path}: worker tcp://127.0.0.1:")
-    assert f"{what}; share the folder" in str(found.value)
+    assert str(found.value).startswith(f"{path}: a worker has another file there, or none; share")
 
 
 @slow
@@ -175,8 +169,7 @@ def test_two_hosts(tmp_path: Path) -> None:
             status, _, error = inspect()
             assert status == 1
             assert re.search(
-                rf"error: {folder}/lib\w+.so: worker tcp://10.77.0.2:\d+ on other can't read it: "
-                "cannot be opened: No such file or directory; share the folder",
+                rf"error: {folder}/lib\w+.so: a worker has another file there, or none; share the ",
                 error,
             )
         finally:
@@ -264,27 +257,6 @@ def test_no_scheduler_there(scheme: str, problem: str) -> None:
         _, error = process.communicate()
     assert process.returncode == 1
     assert error.startswith(f"negativa: error: {url}: no Dask scheduler answers: {problem}")
-
-
-@slow
-@pytest.mark.parametrize(
-    ("says", "problem"),
-    [
-        (b"", "TimeoutError: no greeting within 2 s (distributed.comm.timeouts.connect)"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", "MemoryError"),
-    ],
-    ids=["silent", "SSH"],
-)
-def test_a_port_that_speaks_no_dask(says: bytes, problem: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"dask://127.0.0.1:{server.getsockname()[1]}"
-        with start_with_executor(url) as process:
-            client, _ = server.accept()
-            with client:
-                client.sendall(says)
-                _, error = process.communicate()
-    assert process.returncode == 1
-    assert error == f"negativa: error: {url}: no Dask scheduler answers: {problem}\n"
 
 
 def test_without_dask() -> None:

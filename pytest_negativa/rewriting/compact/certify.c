@@ -1,10 +1,9 @@
 /* The certificate: a slim library means the same as its original; no relocation lost its target.
  *
- * It trusts no program that made the library, and shares no code with one. It reads the original
- * (or its digest, and puts the original together from library and spare), the slim library, its
- * spare, and what was declared as unused. All of them may be hostile: sizes are checked before they
- * are used. The note's layout and SHA-256 are those of the other readers in C; the writer is in
- * Python.
+ * It trusts no program that made the library, and shares no code with one. It reads the original,
+ * the slim library, its spare, and what was declared as unused. All of them may be hostile: sizes
+ * are checked before they are used. The note's layout and SHA-256 are those of the other readers in
+ * C; the writer is in Python.
  *
  * - Each byte that a segment of the original loads is at its address, with its protection; or a
  * page that the spare has, by the note's word; or within GPU code that was declared as unused.
@@ -75,8 +74,7 @@ static Hole *holes;
 static Ranges regions, declared; /* by offset in the original */
 static Ranges gone;              /* by address */
 static bool is_cut;
-static uint64_t trimmed;      /* bytes */
-static uint64_t largest_page; /* bytes; 0: that of the machine's kernels */
+static uint64_t trimmed; /* bytes */
 
 static _Noreturn void stop(int status, const char *format, ...) {
     va_list values;
@@ -313,7 +311,7 @@ static void compare(uint64_t offset, const uint8_t *now, uint64_t size) {
         if (memcmp(was, is, next - offset) == 0) continue;
         if (is_hole) hole->changed = true;
         for (uint64_t i = 0; i < next - offset; i++)
-            if (was[i] != is[i] && !(is_hole && is[i] <= 1))
+            if (was[i] != is[i] && !(is_hole && is[i] == 0))
                 fail("offset %#" PRIx64 " of the original has %#x instead of %#x", offset + i,
                      is[i], was[i]);
     }
@@ -345,8 +343,7 @@ static void read_slim(uint64_t offset, uint8_t *bytes, uint64_t size) {
 
 /* The largest page of a kernel that can load the original. */
 static uint64_t page_size(void) {
-    uint64_t page = largest_page;
-    if (!page) page = original.header.e_machine == EM_X86_64 ? PAGE : 1 << 16;
+    uint64_t page = original.header.e_machine == EM_X86_64 ? PAGE : 1 << 16;
     for (size_t i = 0; i < original.load_count; i++)
         while ((original.loads[i].p_vaddr - original.loads[i].p_offset) % page) page /= 2;
     return page;
@@ -689,22 +686,17 @@ static void read_note(void) {
         fail("its note is damaged: version, holes, digest and names do not agree");
 }
 
-/* Puts the original together at a place, or compares it with what is there. */
-static void put(uint8_t *target, uint64_t offset, const uint8_t *bytes, uint64_t size) {
-    if (target)
-        memcpy(target + offset, bytes, size);
-    else if (memcmp(original.file.data + offset, bytes, size) != 0)
+static void require_same(uint64_t offset, const uint8_t *bytes, uint64_t size) {
+    if (memcmp(original.file.data + offset, bytes, size) != 0)
         fail("library and spare do not give the original back: see offset %#" PRIx64 " and behind",
              offset);
 }
 
-/* Whether the spare and the library give the original; if that is not given, it is what they give.
- */
+/* Whether the spare and the library give the original. */
 static void check_spare(void) {
     uint64_t end = (note.original_size + PAGE - 1) / PAGE * PAGE, position = 0;
     Trailer trailer, wanted;
-    if (note.original_size > spare.size || !within(end, sizeof trailer, spare.size))
-        fail("its spare is too short");
+    if (!within(end, sizeof trailer, spare.size)) fail("its spare is too short");
     memcpy(&trailer, spare.data + end, sizeof trailer), wanted = trailer;
     memcpy(wanted.magic, NOTE_MAGIC, 8), wanted.version = NOTE_VERSION;
     memcpy(wanted.pair, note.pair, 32), memcpy(wanted.original, note.original, 32);
@@ -712,7 +704,6 @@ static void check_spare(void) {
     if (memcmp(&trailer, &wanted, sizeof trailer) != 0 || trailer.kept_count > MAX_ROWS ||
         spare.size != end + sizeof trailer + trailer.kept_count * UINT64_C(24))
         fail("its spare is that of another library or is damaged");
-    uint8_t *target = original.file.path ? NULL : room_for(note.original_size, 1);
     for (uint64_t i = 0; i <= trailer.kept_count; i++) {
         uint64_t row[3] = {note.original_size, note.original_size, 0}; /* start, end, place */
         if (i < trailer.kept_count)
@@ -720,11 +711,10 @@ static void check_spare(void) {
         if (row[0] < position || row[1] < row[0] || row[1] > note.original_size ||
             !within(row[2], row[1] - row[0], slim.file.size))
             fail("the rows of its spare are damaged");
-        put(target, position, spare.data + position, row[0] - position);
-        put(target, row[0], slim.file.data + row[2], row[1] - row[0]);
+        require_same(position, spare.data + position, row[0] - position);
+        require_same(row[0], slim.file.data + row[2], row[1] - row[0]);
         position = row[1];
     }
-    if (target) original.file = (File){"the original", target, note.original_size};
 }
 
 static void check_dynamic(void) {
@@ -824,7 +814,7 @@ static uint64_t number(const uint8_t *bytes, int size) {
 /* A region: a reader that follows its headers finds each kept element at its place, and no other
  * one. The original gets those headers, so that all else is compared. */
 static void check_region(const Range *region) {
-    uint8_t now[HEADER], dead[HEADER], *data = original.file.data;
+    uint8_t now[HEADER], *data = original.file.data;
     uint64_t place = region->start + 16, end = region->end, next = place;
     if (!within(region->start, end - region->start, original.file.size))
         fail("a declared region leaves the original");
@@ -841,8 +831,7 @@ static void check_region(const Range *region) {
         if (header < HEADER || !within(header, number(data + place + 8, 8), room))
             fail("an element at offset %#" PRIx64 " leaves its region", place);
         after = place + header + number(data + place + 8, 8);
-        read_slim(place, now, HEADER), memcpy(dead, data + place, HEADER);
-        memcpy(dead, "\0", 2), memcpy(dead + 28, "\xe7\3\0", 4); /* of no kind, for sm_999 */
+        read_slim(place, now, HEADER);
         bool is_reached = place == next && next < last,
              is_same = !memcmp(now, data + place, HEADER),
              is_filler = !memcmp(now, "\0\0\1\1\x40\0\0\0", 8) && is_zero(now + 16, HEADER - 16);
@@ -853,8 +842,7 @@ static void check_region(const Range *region) {
             next = after;
             continue;
         }
-        if (!is_same &&
-            !(is_reached ? is_filler || !memcmp(now, dead, HEADER) : is_zero(now, HEADER)))
+        if (!is_same && !(is_reached ? is_filler : is_zero(now, HEADER)))
             fail("the header of the removed element at offset %#" PRIx64 " is damaged", place);
         if (is_reached) next = place + number(now + 4, 4) + number(now + 8, 8);
         removed->changed |= !is_same;
@@ -909,17 +897,15 @@ static void certify_cut(const char *sha256) {
     char wanted[65];
     read_note();
     if (!spare.path) fail("it has a spare, which is not given");
-    bool is_given = original.file.path != NULL, is_known = is_given && *sha256;
-    if (!is_given) check_spare();
     to_hex(note.original, sizeof note.original, wanted);
-    if (original.file.size != note.original_size || (*sha256 && strcmp(wanted, sha256) != 0) ||
-        !(is_known || has_digest(original.file.data, original.file.size, wanted)))
+    if (original.file.size != note.original_size ||
+        (*sha256 ? strcmp(wanted, sha256) != 0
+                 : !has_digest(original.file.data, original.file.size, wanted)))
         fail("it is not of this original");
     read_elf(&original);
     if (original.header.e_machine != EM_X86_64 || slim.load_count <= ADDED)
         fail("such libraries are not cut");
-    if (is_given) check_spare();
-    check_headers(), check_image(), check_dynamic(), check_added();
+    check_spare(), check_headers(), check_image(), check_dynamic(), check_added();
     uint64_t headers = original.header.e_phoff, size = original.header.e_phnum * sizeof(Elf64_Phdr);
     if (headers + size <= PAGE && !is_zero(spare.data + headers, size))
         fail("a loader may take its spare for a library");
@@ -932,28 +918,20 @@ static void certify_other(void) {
     for (size_t i = 0; i < regions.count; i++) check_region(&regions.rows[i]);
     for (size_t i = 0; i < declared.count; i++)
         if (*declared.rows[i].digest) check_trimmed(&declared.rows[i]);
-    if (original.file.size == slim.file.size &&
-        !memcmp(&original.header, &slim.header, sizeof slim.header))
-        compare(0, slim.file.data, slim.file.size), find_gone(); /* overwritten */
-    else
-        check_headers(), check_image(), find_gone(), check_sections(), check_uses();
+    check_headers(), check_image(), find_gone(), check_sections(), check_uses();
 }
 
 int main(int count, char **words) {
-    if (count < 3 || count > 6)
-        give_up("usage: certify ORIGINAL|'' SLIM [SPARE|'' [SHA256|'' [PAGE]]] < DECLARED");
-    const char *digest = count > 4 ? words[4] : "", *page = count > 5 ? words[5] : "0";
-    if (*words[1]) open_file(&original.file, words[1]);
+    if (count < 3 || count > 5)
+        give_up("usage: certify ORIGINAL SLIM [SPARE|'' [SHA256]] < DECLARED");
+    open_file(&original.file, words[1]);
     open_file(&slim.file, words[2]);
     if (count > 3 && *words[3]) open_file(&spare, words[3]);
-    largest_page = strtoull(page, NULL, 10);
-    if (largest_page & (largest_page - 1)) give_up("%s is no size of a page", page);
     read_elf(&slim);
     is_cut = tag(&slim, DT_NEGATIVA_NOTE) != 0;
     if (!isatty(STDIN_FILENO)) read_declared();
-    if (!(is_cut && *digest) && !*words[1]) give_up("the original is not given");
     if (is_cut)
-        certify_cut(digest);
+        certify_cut(count > 4 ? words[4] : "");
     else
         certify_other();
     uint64_t bytes = 0;

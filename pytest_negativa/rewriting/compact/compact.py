@@ -19,14 +19,15 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytest_negativa.errors import FormatError, ReconstructError, StaleLibraryError, refusing
+from pytest_negativa.errors import ReconstructError, StaleLibraryError, refusing
+from pytest_negativa.gpucode.elf import ElfTables
 from pytest_negativa.gpucode.source import ByteSource, opened
 from pytest_negativa.models.library import LibraryIdentity, LibraryMap
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.sizes import format_bytes
 from pytest_negativa.models.spans import Range, union
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
-from pytest_negativa.rewriting.compact.original_tables import read_original
+from pytest_negativa.rewriting.compact.original_tables import page_size, read_original
 from pytest_negativa.rewriting.compact.pages import PageMap, lay_out, moved_segments, unsegmented
 from pytest_negativa.rewriting.compact.records import (
     CannotCompactError,
@@ -78,35 +79,20 @@ def compact_library(
         StaleLibraryError: the file is not the one that was analyzed.
         FormatError: the file can't be read.
         ReconstructError: the result can't be written.
-        ValueError: map, plan and edits contradict each other.
     """
     options = options or CompactOptions()
     with opened(path) as source:
-        if library_map is not None and plan is not None:
-            if library_map.library != plan.library:
-                problem = "its map and its plan are not of the same file"
-                raise ReconstructError(f"{source.path}: {problem}")
+        if plan is not None:
             check_identity(path, source, plan.library)
-        try:
-            with refusing(target, "written", ReconstructError):
-                design = design_compaction(source, library_map, plan, edits, options)
-                declared = ""
-                if library_map is not None and plan is not None:
-                    declared = declared_code(source, library_map, plan, edits)
-                return write_design(
-                    source,
-                    target,
-                    design,
-                    None if plan is None else plan.library,
-                    declared=declared,
-                    page_size=options.page_size,
-                    takes_place=options.takes_place,
-                )
-        except (CheckError, FormatError, ValueError):
-            # Another file than the one that was analyzed is the likelier cause.
-            if plan is not None and plan.library.sha256 is not None:
-                check_sha256(plan.library, source.sha256())
-            raise
+        with refusing(target, "written", ReconstructError):
+            return write_design(
+                source,
+                target,
+                design_compaction(source, library_map, plan, edits, options),
+                None if plan is None else plan.library,
+                declared=declared_code(source, library_map, plan, edits),
+                takes_place=options.takes_place,
+            )
 
 
 def design_compaction(
@@ -128,19 +114,27 @@ def design_compaction(
     """
     edits = edits or Edits(source.size)
     tables = read_original(source)
-    page_size = tables.page_size
-    if options.page_size is not None:
-        page_size = tables.largest_page(options.page_size)
     removal = Edits(source.size)
-    disagree = "its tables and its map do not agree"
-    if library_map is not None and plan is not None:
-        try:
+    try:
+        if library_map is not None and plan is not None:
             removal = plan_removal(source, library_map, plan)
-        except ValueError as e:
-            raise CannotCompactError(source.path, f"{disagree}: {e}") from e
+        return _design(source, tables, removal, edits, options)
+    except ValueError as e:
+        problem = f"its tables and its map do not agree: {e}"
+        raise CannotCompactError(source.path, problem) from e
+
+
+def _design(
+    source: ByteSource, tables: ElfTables, removal: Edits, edits: Edits, options: CompactOptions
+) -> Design:
+    """The new file.
+
+    Raises:
+        ValueError: changes contradict each other.
+    """
     changes = merge_edits(removal, edits)
     zeros = union((*removal.filled, *_zeros_of(edits)))
-    pages = lay_out(tables, zeros, page_size, options.max_headers)
+    pages = lay_out(tables, zeros, page_size(tables), options.max_headers)
     builder = LayoutBuilder()
     for start, end in pages.kept:
         builder.append_copy(start, end)
@@ -148,18 +142,14 @@ def design_compaction(
     append_headers(builder, source, tables, pages, segments, strip=options.strip)
     refuse_small_gain(source, builder.size, options.min_gain)
     unsegmented_zeros = (Fill(start, end, 0) for start, end in unsegmented(tables, pages))
-    try:
-        for change in (*changes.changes, *unsegmented_zeros):
-            for moved in _moved(change, pages):
-                builder.change(moved)
-        layout = builder.build()
-    except ValueError as e:
-        raise CannotCompactError(source.path, f"{disagree}: {e}") from e
+    for change in (*changes.changes, *unsegmented_zeros):
+        for moved in _moved(change, pages):
+            builder.change(moved)
     note = (
         f"{format_bytes(pages.given_up)} of unused GPU code are zeros in the file instead of "
         f"gone: more holes would need more than {options.max_headers:,} program headers"
     )
-    return Design(layout, pages.holes, (note,) if pages.given_up else ())
+    return Design(builder.build(), pages.holes, (note,) if pages.given_up else ())
 
 
 def _moved(change: Change, pages: PageMap) -> Iterator[Change]:
@@ -230,7 +220,6 @@ def write_design(
     spares: Path | None = None,
     *,
     declared: str = "",
-    page_size: int | None = None,
     takes_place: bool = True,
 ) -> Smaller:
     """Write a library, and its spare before it.
@@ -241,7 +230,7 @@ def write_design(
         design: of the new library.
         library: the original as it was analyzed.
         spares: the folder of the spare, if it has one.
-        declared, page_size: see ``certify``.
+        declared: see ``certify``.
         takes_place: of the original, so the result gets its owner, attributes and times, too.
 
     Raises:
@@ -270,7 +259,6 @@ def write_design(
             None if new_spare is None else new_spare.path,
             declared=declared,
             sha256=original_sha256,
-            page_size=page_size,
         )
         with ByteSource(new.path) as made:
             sha256 = made.sha256()
@@ -311,7 +299,6 @@ def certify(
     *,
     declared: str = "",
     sha256: str | None = None,
-    page_size: int | None = None,
 ) -> str:
     """Compare a slim library with its original.
 
@@ -320,7 +307,6 @@ def certify(
         spare: the file that has the removed pages, if there is one.
         declared: see ``declared_code``.
         sha256: of the original, if it is known.
-        page_size: bytes; None: the largest page of a kernel for the library's machine.
 
     Returns:
         The program's word, a line.
@@ -332,7 +318,7 @@ def certify(
     """
     try:
         done = subprocess.run(
-            [PROGRAM, original, slim, spare or "", sha256 or "", str(page_size or 0)],
+            [PROGRAM, original, slim, spare or "", sha256 or ""],
             input=declared,
             capture_output=True,
             text=True,
@@ -355,29 +341,29 @@ def certify(
 
 
 def declared_code(
-    source: ByteSource, library_map: LibraryMap, plan: LibraryPlan, edits: Edits | None = None
+    source: ByteSource,
+    library_map: LibraryMap | None,
+    plan: LibraryPlan | None,
+    edits: Edits | None = None,
 ) -> str:
     """Declare what may differ, for the certificate: lines for regions, unused and trimmed code.
 
     Args:
-        source, library_map, plan: of the original.
+        source: the original.
+        library_map, plan: of it, both or none.
         edits: those within kept GPU code, which trim cubins.
     """
-    found = _declared(source, library_map, plan, edits or Edits(source.size))
-    return "".join(f"{' '.join(map(str, line))}\n" for line in found)
-
-
-def _declared(
-    source: ByteSource, library_map: LibraryMap, plan: LibraryPlan, edits: Edits
-) -> Iterator[tuple[object, ...]]:
+    if library_map is None or plan is None:
+        return ""
+    edits = edits or Edits(source.size)
     unused = unused_ranges(plan)
-    for region in library_map.iter_regions():
-        yield "region", region.span.start, region.span.end
+    lines = [f"region {r.span.start} {r.span.end}" for r in library_map.iter_regions()]
     for block in library_map.iter_code():
-        start, end = block.header_offset, block.payload.end
+        start, end = block.span
         if (block.payload.start, end) in unused:
             if start < end:
-                yield "unused", start, end
+                lines.append(f"unused {start} {end}")
         elif any(True for _ in edits.overlapping(start, end)):
             trimmed = edits.applied_to(source.read(start, end - start), start)
-            yield "trimmed", start, end, hashlib.sha256(trimmed).hexdigest()
+            lines.append(f"trimmed {start} {end} {hashlib.sha256(trimmed).hexdigest()}")
+    return "\n".join(lines)

@@ -21,9 +21,8 @@ from pathlib import Path
 from msgspec.structs import asdict
 
 from pytest_negativa.errors import ReconstructError, refusing
+from pytest_negativa.gpucode.elf import ElfTables
 from pytest_negativa.gpucode.elf_tables import (
-    DF_TEXTREL,
-    DT_FLAGS,
     DT_JMPREL,
     DT_NEEDED,
     DT_PLTRELSZ,
@@ -34,7 +33,6 @@ from pytest_negativa.gpucode.elf_tables import (
     DT_STRSZ,
     DT_STRTAB,
     DT_SYMTAB,
-    DT_TEXTREL,
     DYN,
     EM_X86_64,
     PF_R,
@@ -86,10 +84,7 @@ from pytest_negativa.rewriting.compact.compact import (
 )
 from pytest_negativa.rewriting.compact.new_tables import aligned, append_headers
 from pytest_negativa.rewriting.compact.original_tables import (
-    ElfTables,
-    asks_for_seals,
     dynamic_rows,
-    exports_resolvers,
     read_at,
     read_dynamic,
     read_original,
@@ -290,6 +285,9 @@ def _read_holes(
 def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> None:
     """Refuse libraries that can't map their spare.
 
+    The certificate refuses others: with relocated code, or with exported resolvers (IFUNC), which
+    ld.so may run before the spare is mapped.
+
     Raises:
         CannotCompactError: see above.
     """
@@ -300,32 +298,14 @@ def _refuse(source: ByteSource, tables: ElfTables, dynamic: dict[int, int]) -> N
             source.path,
             "its dynamic section names no strings or no symbols (DT_STRTAB, DT_STRSZ, DT_SYMTAB)",
         )
-    if DT_TEXTREL in dynamic or dynamic.get(DT_FLAGS, 0) & DF_TEXTREL:
-        raise CannotCompactError(source.path, "its code is relocated (DT_TEXTREL)")
-    for name in _needed_names(source, tables, dynamic):
+    strings = read_at(source, tables, dynamic[DT_STRTAB], dynamic[DT_STRSZ])
+    for row in dynamic_rows(source, tables):
+        name = strings[row.d_val :].partition(b"\0")[0] if row.d_tag == DT_NEEDED else b""
         if name in _OTHER_LIBCS or name.startswith(_MUSL):
             raise CannotCompactError(
                 source.path,
                 f"needs {name.decode(errors='replace')}, and only glibc's ld.so calls the stub",
             )
-    if asks_for_seals(source, tables):
-        raise CannotCompactError(
-            source.path, "asks ld.so to seal its memory (GNU_PROPERTY_MEMORY_SEAL)"
-        )
-    if exports_resolvers(source, tables):
-        raise CannotCompactError(
-            source.path, "exports an IFUNC, whose code ld.so may run before the spare is mapped"
-        )
-
-
-def _needed_names(
-    source: ByteSource, tables: ElfTables, dynamic: dict[int, int]
-) -> Iterator[bytes]:
-    """The libraries that the dynamic section names as dependencies."""
-    strings = read_at(source, tables, dynamic[DT_STRTAB], dynamic[DT_STRSZ])
-    for row in dynamic_rows(source, tables):
-        if row.d_tag == DT_NEEDED:
-            yield strings[row.d_val :].partition(b"\0")[0]
 
 
 # ---- What goes ----

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from pytest_negativa.gpucode.elf import MARKER
+from pytest_negativa.gpucode.elf import MARKER, ElfTables
 from pytest_negativa.gpucode.elf_tables import (
     EHDR,
     PF_R,
@@ -39,7 +39,6 @@ from pytest_negativa.gpucode.elf_tables import (
 )
 from pytest_negativa.gpucode.slimmed import WHOLE, Marker
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.rewriting.compact.original_tables import ElfTables
 from pytest_negativa.rewriting.compact.pages import PageMap
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.rewriting.layout import LayoutBuilder, Patch

@@ -8,16 +8,13 @@ Sources: System V gABI, chapter 5 (dynamic section, ``DT_RELR``); glibc's ``elf/
 
 from __future__ import annotations
 
-import bisect
-import dataclasses
 import itertools
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
-from operator import attrgetter
 
 from pytest_negativa.errors import FormatError
-from pytest_negativa.gpucode.elf import MARKER, read_header
+from pytest_negativa.gpucode import elf
+from pytest_negativa.gpucode.elf import MARKER, ElfTables
 from pytest_negativa.gpucode.elf_tables import (
     DF_1_PIE,
     DT_FLAGS_1,
@@ -47,18 +44,11 @@ from pytest_negativa.gpucode.elf_tables import (
     RELA,
     SHDR,
     SHN_LORESERVE,
-    SHN_UNDEF,
-    SHT_DYNSYM,
-    STT_GNU_IFUNC,
-    SYM,
     DynamicEntry,
-    ElfHeader,
-    ProgramHeader,
-    SectionHeader,
-    string_at,
 )
+from pytest_negativa.gpucode.slimmed import AddressSpace
 from pytest_negativa.gpucode.source import ByteSource
-from pytest_negativa.models.spans import PAGE_SIZE, Range, round_up
+from pytest_negativa.models.spans import PAGE_SIZE, Range
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 
 # Known segments: only their p_offset depends on the place of their bytes in the file.
@@ -70,8 +60,6 @@ _KNOWN_SEGMENTS = {
 # holes, at most one for each program header and section.
 _MAX_SECTIONS = (SHN_LORESERVE - 8192) // 2
 
-# Bytes of the names of at most 0xff00 sections; a crafted file may point at all of itself.
-_MAX_NAMES_SIZE = 256 << 20
 # Of a process, on all 64-bit machines.
 _MAX_ADDRESS = 1 << 63
 _SMALLEST_PAGE = 4096
@@ -79,44 +67,19 @@ _SMALLEST_PAGE = 4096
 _STEP = 256 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class ElfTables:
-    """The tables of one library.
+def page_size(tables: ElfTables) -> int:
+    """The largest page, in bytes, of a kernel that can load the library.
 
-    Attributes:
-        header: the ELF header.
-        segments: the program headers.
-        sections: the section headers.
-        names: a name for each section.
+    Linux: x86 has 4 KiB pages only; arm64 can be built for 64 KiB, and binutils' default
+    max-page-size for it is that. For others, it is the largest that is common.
+
+    From glibc 2.35 on, offset and address of each PT_LOAD must be congruent modulo a page, and
+    p_align doesn't count. See ``_dl_map_object_from_fd`` in glibc's elf/dl-load.c.
     """
-
-    header: ElfHeader
-    segments: tuple[ProgramHeader, ...]
-    sections: tuple[SectionHeader, ...]
-    names: tuple[bytes, ...]
-
-    @property
-    def loads(self) -> tuple[ProgramHeader, ...]:
-        return tuple(s for s in self.segments if s.p_type == PT_LOAD)
-
-    @property
-    def page_size(self) -> int:
-        """The largest page, in bytes, of a kernel that can load the library."""
-        # Linux: x86 has 4 KiB pages only; arm64 can be built for 64 KiB, and binutils' default
-        # max-page-size for it is that. For others, it is the largest that is common.
-        is_x86 = self.header.e_machine == EM_X86_64
-        return self.largest_page(PAGE_SIZE if is_x86 else 64 << 10)
-
-    def largest_page(self, limit: int) -> int:
-        """The largest page of at most ``limit`` bytes with which ld.so loads the library.
-
-        From glibc 2.35 on, offset and address of each PT_LOAD must be congruent modulo a page, and
-        p_align doesn't count. See ``_dl_map_object_from_fd`` in glibc's elf/dl-load.c.
-        """
-        page = limit
-        while any((s.p_vaddr - s.p_offset) % page for s in self.loads):
-            page //= 2
-        return page
+    page = PAGE_SIZE if tables.header.e_machine == EM_X86_64 else 64 << 10
+    while any((s.p_vaddr - s.p_offset) % page for s in tables.loads):
+        page //= 2
+    return page
 
 
 def read_tables(source: ByteSource) -> ElfTables:
@@ -127,32 +90,12 @@ def read_tables(source: ByteSource) -> ElfTables:
             a layout that compaction doesn't know.
         FormatError: a table leaves the file.
     """
-    loaded = read_segments(source)
-    header = loaded.header
-    sections = tuple(SHDR.iter_unpack(source.read(header.e_shoff, header.e_shnum * SHDR.size)))
-    names = _read_names(source, sections, header.e_shstrndx)
-    tables = dataclasses.replace(loaded, sections=sections, names=names)
-    for problem in _section_problems(tables, source.size):
-        raise CannotCompactError(source.path, problem)
-    return tables
-
-
-def read_segments(source: ByteSource) -> ElfTables:
-    """Read and check what ld.so reads of the tables: no sections. That takes a fifth of the time.
-
-    Raises:
-        CannotCompactError: see ``read_tables``.
-        FormatError: see ``read_tables``.
-    """
     try:
-        header = read_header(source)
+        tables = elf.read_tables(source)
+        space = AddressSpace(source, tables.segments)
     except FormatError as e:
         raise CannotCompactError(source.path, e.problem) from e
-    for problem in _header_problems(header):
-        raise CannotCompactError(source.path, problem)
-    segments = source.read(header.e_phoff, header.e_phnum * PHDR.size)
-    tables = ElfTables(header, tuple(PHDR.iter_unpack(segments)), sections=(), names=())
-    for problem in _segment_problems(tables, source.size):
+    for problem in _problems(tables, space):
         raise CannotCompactError(source.path, problem)
     return tables
 
@@ -207,38 +150,14 @@ def refuse_appended_data(source: ByteSource, tables: ElfTables) -> None:
             )
 
 
-def _header_problems(header: ElfHeader) -> Iterator[str]:
+def _problems(tables: ElfTables, space: AddressSpace) -> Iterator[str]:
+    header = tables.header
     if header.e_type != ET_DYN:
         yield f"ELF type {header.e_type}, expected {ET_DYN} (a shared library)"
     if header.e_phentsize != PHDR.size:
         yield f"e_phentsize {header.e_phentsize}, expected {PHDR.size}"
-    if header.e_phnum == 0xFFFF:
-        yield "more than 65,534 program headers"
     if header.e_shnum > _MAX_SECTIONS:
         yield f"e_shnum {header.e_shnum}, expected {_MAX_SECTIONS} sections at most"
-
-
-def _read_names(
-    source: ByteSource, sections: tuple[SectionHeader, ...], index: int
-) -> tuple[bytes, ...]:
-    table = sections[index]
-    if not table.in_file or table.sh_size > _MAX_NAMES_SIZE:
-        raise CannotCompactError(
-            source.path, f"section {index}, which e_shstrndx names, holds no section names"
-        )
-    strings = source.read(table.sh_offset, table.sh_size)
-    names = []
-    for section in sections:
-        name = string_at(strings, section.sh_name)
-        if name is None:
-            raise CannotCompactError(
-                source.path, f"a section's name at {section.sh_name:#x} has no end"
-            )
-        names.append(name)
-    return tuple(names)
-
-
-def _segment_problems(tables: ElfTables, size: int) -> Iterator[str]:
     for segment in tables.segments:
         if segment.p_type == PT_INTERP:
             yield "is a program (it has PT_INTERP); only libraries are compacted"
@@ -249,9 +168,6 @@ def _segment_problems(tables: ElfTables, size: int) -> Iterator[str]:
         yield "no PT_LOAD or no PT_DYNAMIC: nothing that a dynamic loader could load"
     for load in loads:
         where = f"PT_LOAD at {load.p_vaddr:#x}"
-        # A PT_LOAD of zeros alone has no bytes at its p_offset.
-        if load.p_filesz > load.p_memsz or (load.p_filesz and load.file_end > size):
-            yield f"{where}: {load.p_filesz:#x} bytes in the file do not fit"
         if load.p_vaddr + load.p_memsz > _MAX_ADDRESS or load.p_paddr > _MAX_ADDRESS:
             yield f"{where}: leaves the address space"
         if load.p_align % _SMALLEST_PAGE or load.p_align & (load.p_align - 1) or not load.p_align:
@@ -259,58 +175,23 @@ def _segment_problems(tables: ElfTables, size: int) -> Iterator[str]:
         elif (load.p_vaddr - load.p_offset) % _SMALLEST_PAGE:
             # glibc asks for congruence modulo p_align up to 2.34, modulo the page from then on.
             yield f"{where}: p_offset {load.p_offset:#x} is not congruent to p_vaddr"
-    for before, after in itertools.pairwise(loads):
-        if before.p_vaddr + before.p_memsz > after.p_vaddr:
-            yield f"PT_LOADs unsorted or overlapping at {after.p_vaddr:#x}"
-    in_file = sorted((s for s in loads if s.p_filesz), key=lambda s: s.p_offset)
-    for before, after in itertools.pairwise(in_file):
-        if before.file_end > after.p_offset:
-            yield f"PT_LOADs share the bytes of the file at {after.p_offset:#x}"
     for segment in tables.segments:
         if segment.p_type in (PT_LOAD, PT_NULL) or not segment.p_filesz:
             continue
         # Of these, pages may be in a spare; the first byte tells the place.
         there = 1 if segment.p_type in (PT_GNU_RELRO, PT_GNU_EH_FRAME) else segment.p_filesz
-        if not _is_loaded(loads, segment.p_offset, segment.p_vaddr, there):
+        if not space.maps(segment.p_offset, segment.p_vaddr, there):
             yield f"segment of type {segment.p_type:#x} at {segment.p_vaddr:#x} is in no PT_LOAD"
-
-
-def _section_problems(tables: ElfTables, size: int) -> Iterator[str]:
-    loads = tables.loads
     for section, name in zip(tables.sections, tables.names, strict=True):
-        if section.in_file and section.file_end > size:
-            yield f"section {name.decode(errors='replace')} leaves the file"
-        if section.loaded and section.sh_size:
-            where = section.sh_offset, section.sh_addr, section.sh_size
-            if not _is_loaded(loads, *where):
-                yield f"section {name.decode(errors='replace')} is in no PT_LOAD"
+        shown = name.decode(errors="replace")
+        if section.in_file and section.file_end > space.source.size:
+            yield f"section {shown} leaves the file"
+        if section.loaded and not space.maps(section.sh_offset, section.sh_addr, section.sh_size):
+            yield f"section {shown} is in no PT_LOAD"
         if section.sh_link >= len(tables.sections):
-            yield f"section {name.decode(errors='replace')}: sh_link {section.sh_link}"
+            yield f"section {shown}: sh_link {section.sh_link}"
 
 
-def _is_loaded(loads: tuple[ProgramHeader, ...], offset: int, vaddr: int, size: int) -> bool:
-    """Whether these bytes get to this address, maybe by several PT_LOADs that are neighbours.
-
-    Args:
-        loads: sorted by address. A cut library has thousands, and as many sections.
-    """
-    end = vaddr + size
-    first = bisect.bisect_right(loads, vaddr, key=attrgetter("p_vaddr")) - 1
-    for load in itertools.islice(loads, max(first, 0), None):
-        if load.p_vaddr > vaddr:
-            break
-        load_end = load.p_vaddr + load.p_filesz
-        if vaddr < load_end and offset - load.p_offset == vaddr - load.p_vaddr:
-            if end <= load_end:
-                return True
-            offset += load_end - vaddr
-            vaddr = load_end
-    return False
-
-
-# Where properties begin behind the head of their note, and a property's own head: type and size.
-# Binutils' include/elf/common.h has their types.
-_PROPERTIES, _PROPERTY, _MEMORY_SEAL = 16, struct.Struct("<II"), 3
 # Bytes that a relocation of a library writes at most: a TLS descriptor is two words.
 _WRITTEN = 16
 
@@ -337,37 +218,6 @@ def read_original(source: ByteSource) -> ElfTables:
     return tables
 
 
-def asks_for_seals(source: ByteSource, tables: ElfTables) -> bool:
-    """Whether the library asks ld.so to seal its memory: GNU_PROPERTY_MEMORY_SEAL, a note.
-
-    Raises:
-        FormatError: the note is damaged.
-    """
-    for segment in tables.segments:
-        at = segment.p_offset + _PROPERTIES
-        end = min(segment.file_end, at + PAGE_SIZE)
-        while segment.p_type == PT_GNU_PROPERTY and at < end:
-            kind, size = _PROPERTY.unpack(source.read(at, _PROPERTY.size))
-            if kind == _MEMORY_SEAL:
-                return True
-            at += _PROPERTY.size + round_up(size, 8)
-    return False
-
-
-def exports_resolvers(source: ByteSource, tables: ElfTables) -> bool:
-    """Whether code of the library (IFUNC) runs when a symbol of it is looked up."""
-    rows = (
-        row
-        for section in tables.sections
-        if section.sh_type == SHT_DYNSYM
-        for row in SYM.struct.iter_unpack(
-            source.read(section.sh_offset, section.sh_size - section.sh_size % SYM.size)
-        )
-    )
-    # The type is the lower half of st_info.
-    return any(row[1] & 0xF == STT_GNU_IFUNC and row[3] != SHN_UNDEF for row in rows)
-
-
 def read_dynamic(source: ByteSource, tables: ElfTables) -> dict[int, int]:
     """The dynamic section: tag to value; of several, the last counts, as for ld.so."""
     return {row.d_tag: row.d_val for row in dynamic_rows(source, tables)}
@@ -375,12 +225,11 @@ def read_dynamic(source: ByteSource, tables: ElfTables) -> dict[int, int]:
 
 def dynamic_rows(source: ByteSource, tables: ElfTables) -> Iterator[DynamicEntry]:
     """The rows of the dynamic section, without the last."""
-    segment = next(s for s in tables.segments if s.p_type == PT_DYNAMIC)
-    size = segment.p_filesz - segment.p_filesz % DYN.size
-    for row in DYN.iter_unpack(source.read(segment.p_offset, size)):
-        if row.d_tag == DT_NULL:
-            return
-        yield row
+    for segment in tables.segments:
+        if segment.p_type == PT_DYNAMIC:
+            size = segment.p_filesz - segment.p_filesz % DYN.size
+            rows = DYN.iter_unpack(source.read(segment.p_offset, size))
+            yield from itertools.takewhile(lambda row: row.d_tag != DT_NULL, rows)
 
 
 def relocated_words(source: ByteSource, tables: ElfTables) -> Iterator[Range]:

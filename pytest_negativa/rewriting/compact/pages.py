@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from pytest_negativa.gpucode.elf import ElfTables
 from pytest_negativa.gpucode.elf_tables import (
     EHDR,
     PF_W,
@@ -33,7 +34,6 @@ from pytest_negativa.models.spans import (
     union,
     within,
 )
-from pytest_negativa.rewriting.compact.original_tables import ElfTables
 
 
 @dataclass(frozen=True, slots=True)

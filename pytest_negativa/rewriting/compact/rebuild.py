@@ -11,6 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from pytest_negativa.errors import FormatError, ReconstructError, refusing
+from pytest_negativa.gpucode import elf
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.pages.note import (
     DT_NEGATIVA_NOTE,
@@ -20,7 +21,7 @@ from pytest_negativa.pages.note import (
     unpack_note,
     unpack_trailer,
 )
-from pytest_negativa.rewriting.compact.original_tables import read_at, read_dynamic, read_segments
+from pytest_negativa.rewriting.compact.original_tables import read_at, read_dynamic
 from pytest_negativa.rewriting.compact.records import CannotCompactError
 from pytest_negativa.storage.atomic import NewFile, copy_metadata, set_mtime
 
@@ -36,12 +37,12 @@ def read_note(library: ByteSource) -> Note | None:
         FormatError: the note is damaged.
     """
     try:
-        tables = read_segments(library)
+        tables = elf.read_tables(library)
         address = read_dynamic(library, tables).get(DT_NEGATIVA_NOTE)
         if address is None:
             return None
         data = read_at(library, tables, address, _MAX_NOTE, partly=True)
-    except CannotCompactError:
+    except (FormatError, CannotCompactError):
         return None
     return unpack_note(data, library.path, address)
 

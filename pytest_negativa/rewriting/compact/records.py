@@ -35,8 +35,6 @@ class CompactOptions:
 
     Attributes:
         strip: drop symbol table and debug information.
-        page_size: bytes; whole pages are taken out of the file. None means the largest page of a
-            kernel for the library's machine.
         max_headers: program headers of the result, at most 8,000. ld.so keeps about 150 bytes for
             each on the stack of the thread that calls dlopen: 1,000 fit 128 KiB, not 64 KiB.
         min_gain: bytes; a library that would shrink by less is left as it is.
@@ -44,7 +42,6 @@ class CompactOptions:
     """
 
     strip: bool = True
-    page_size: int | None = None
     max_headers: int = 2000
     min_gain: int = MIN_GAIN
     takes_place: bool = False

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
+from pytest_negativa.gpucode.elf_tables import EM_AARCH64
 from pytest_negativa.rewriting.compact.compact import PROGRAM
 from tests.support.compacting import needs_compiler, relocations_supported
 from tests.support.corrupting import (
@@ -111,7 +112,6 @@ class Files:
     spare: Binary
     declared: str
     sha256: str = ""
-    page: str = "0"
 
     @classmethod
     def of(cls, case: Sound) -> Files:
@@ -125,7 +125,7 @@ class Files:
             (folder / name).write_bytes(data)
             words.append(str(folder / name) if data else "")
         return subprocess.run(
-            [PROGRAM, *words, self.sha256, self.page],
+            [PROGRAM, *words, self.sha256],
             input=self.declared, capture_output=True, text=True, errors="replace", check=False,
         )  # fmt: skip
 
@@ -450,19 +450,12 @@ def two_elements_that_are_declared_as_one(f: Files) -> None:
 
 def pieces_of_small_pages(f: Files) -> None:
     """A segment in two, the second at no page of this size."""
-    f.page = "65536"
+    f.both(18, EM_AARCH64.to_bytes(2, "little"))
     f.library = Binary(f.original)
     rows = enumerate(view(bytes(f.library)).segments)
     number, load = next((i, r) for i, r in rows if r[0] == PT_LOAD and r[5] > 1 << 16)
     rest = (*load[:2], *(v + 4096 for v in load[2:5]), load[5] - 4096, load[6] - 4096, load[7])
     f.append_segments((*load[:5], 4096, 4096, load[7]), rest, number=number)
-
-
-def an_original_of_no_size(f: Files) -> None:
-    """Of more bytes than there are numbers: its last page has the number 0."""
-    f.sha256 = hashlib.sha256(f.original).hexdigest()
-    f.original.clear()
-    f.library.set(f.note, (80, 8), -1)
 
 
 def a_longer_original(f: Files) -> None:
@@ -677,7 +670,6 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("plain", "a line of what was declared is not known", declare("region 2 1")),
     ("plain", "a line of what was declared is not known", declare("trimmed 1 2")),
     ("plain", "a line of what was declared is not known", declare("unused 1")),
-    ("plain", "no size of a page", given("page", "12288")),
     ("plain", "no spare belongs to it", longer("spare", 8)),
     ("plain", "is no ELF file", ends_at("library", 63)),
     ("plain", "program headers leave the file", header(PHOFF, 1 << 63)),
@@ -762,7 +754,6 @@ FAULTS: list[tuple[str, str, Fault]] = [
     ("cut", "holes, digest and names do not agree", note_text(108, 0)),
     ("cut", "holes, digest and names do not agree", note_text(112, -3)),
     ("cut", "a spare, which is not given", ends_at("spare", 0)),
-    ("cut", "its spare is too short", an_original_of_no_size),
     ("cut", "its spare is too short", a_trailer_that_ends_early),
     ("cut", "that of another library or is damaged", trailer((8, 4), 1)),
     ("cut", "that of another library or is damaged", trailer((16, 1), 1)),
@@ -870,28 +861,6 @@ def test_each_check_finds_its_fault(cases: dict[str, Sound], tmp_path: Path) -> 
             if done.returncode not in (1, 2) or words not in done.stderr:
                 missed.append((name, words, done))
     assert missed == []
-
-
-@needs_stub
-def test_what_the_system_refuses_is_not_the_librarys_fault(
-    cases: dict[str, Sound], tmp_path: Path
-) -> None:
-    """An original of 256 MiB that is put together, with less memory than that twice."""
-    files = Files.of(cases["cut"])
-    end, size = files.trailer, 1 << 28
-    head = files.spare[end : end + TRAILER.size]
-    struct.pack_into("<I", head, 12, 0)
-    struct.pack_into("<Q", head, 80, size)
-    files.library.set(files.note, (80, 8), size)
-    (tmp_path / "library").write_bytes(files.library)
-    with (tmp_path / "spare").open("wb") as spare:
-        spare.seek(size)
-        spare.write(head)
-    words = [PROGRAM, "", tmp_path / "library", tmp_path / "spare", "0" * 64]
-    for limit, problem in ((1 << 27, "can't map"), (3 << 27, "no memory")):
-        command = ["prlimit", f"--as={limit}", *map(str, words)]
-        done = subprocess.run(command, input="", capture_output=True, text=True, check=False)
-        assert (done.returncode, problem in done.stderr) == (2, True), done
 
 
 def test_without_names_of_files_it_says_how_to_ask() -> None:

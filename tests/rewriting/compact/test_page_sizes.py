@@ -15,7 +15,7 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import size as span_size
 from pytest_negativa.rewriting.compact.compact import compact_library
 from pytest_negativa.rewriting.compact.original_tables import read_tables
-from pytest_negativa.rewriting.compact.records import CompactOptions, Smaller
+from pytest_negativa.rewriting.compact.records import Smaller
 from tests.support.compacting import (
     Image,
     assert_same_image,
@@ -139,11 +139,10 @@ def code_of(path: Path) -> list[tuple[int, int]]:
     return [(s.sh_addr, s.sh_addr + s.sh_size) for s in found]
 
 
-def compact(path: Path, target: Path, page_size: int | None = None) -> Slimmed:
+def compact(path: Path, target: Path) -> Slimmed:
     library_map = read(path)
     plan = plan_of(library_map, lambda number: number % 7 == 3)
-    options = CompactOptions(page_size=page_size)
-    result = compact_library(path, target, library_map, plan, options=options)
+    result = compact_library(path, target, library_map, plan)
     return Slimmed(path, library_map, plan, target, result)
 
 
@@ -158,17 +157,6 @@ def test_holes_are_pages_of_the_largest_kernel(slimmed: Slimmed) -> None:
     for _, _, offset, vaddr, _, _, _, alignment in image(slimmed.target).loads:
         assert alignment == LARGEST
         assert (vaddr - offset) % LARGEST == 0
-
-
-def test_smaller_holes_cannot_be_loaded_by_a_kernel_of_larger_pages(
-    library: Path, tmp_path: Path
-) -> None:
-    """ld.so gives an error there, never other bytes."""
-    fine = compact(library, tmp_path / "small.so", page_size=4096)
-    fine.assert_same_memory(4096)
-    for page in (16384, LARGEST):
-        with pytest.raises(OSError, match="not page-aligned"):
-            mapped(fine.target, page)
 
 
 @pytest.mark.slow

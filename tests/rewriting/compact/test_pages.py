@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.gpucode.elf import ElfTables, read_tables
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.models.spans import size
-from pytest_negativa.rewriting.compact.original_tables import ElfTables, read_tables
 from pytest_negativa.rewriting.compact.pages import lay_out
 from tests.support.compacting import build, needs_compiler, read
 
