@@ -100,7 +100,7 @@ def lock_run(run: Run, settings: Settings, *, unproved: bool) -> Lock:
         raise ReconstructError(f"{e}; next: {ways}") from e
     if host is None or host.incomplete:
         return lock
-    return with_cpu_code(lock, host, None if verdict is None else verdict.cpu, place_of)
+    return with_cpu_code(lock, host, verdict, place_of)
 
 
 def _find_unplanned(

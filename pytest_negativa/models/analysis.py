@@ -12,7 +12,6 @@ from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.report import RunReport, RuntimeCode
 from pytest_negativa.models.snapshot import Snapshot
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import CpuProof
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class ReportContents:
         history: the reports of the saved runs, the oldest first.
         host: what the run touched of CPU code; None if that was not traced.
         baseline: the figures that later runs are compared with.
-        cpu_proof: the last verdict on its CPU code; None without one.
+        host_proof: what the last verdict says of it, in words; None without one.
         next_command: what a user types next; None if nobody asked.
     """
 
@@ -75,5 +74,5 @@ class ReportContents:
     history: tuple[RunReport, ...] = ()
     host: HostUsage | None = None
     baseline: Snapshot | None = None
-    cpu_proof: CpuProof | None = None
+    host_proof: str | None = None
     next_command: str | None = None

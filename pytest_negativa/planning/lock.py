@@ -41,7 +41,7 @@ from pytest_negativa.models.plan import (
 )
 from pytest_negativa.models.reconstruction import FILL
 from pytest_negativa.models.spans import covers, intersection, pages_in_words
-from pytest_negativa.models.verdict import CpuProof, LibraryStatus, ProvedLibrary, Verdict
+from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep
 from pytest_negativa.planning.reachable import reachable_code
 
@@ -221,7 +221,7 @@ def widen_library(
 
 
 def with_cpu_code(
-    lock: Lock, touched: HostUsage, proof: CpuProof | None, place_of: Callable[[str], Place]
+    lock: Lock, touched: HostUsage, verdict: Verdict | None, place_of: Callable[[str], Place]
 ) -> Lock:
     """The lock with all libraries that a run loaded, and their unused pages.
 
@@ -230,7 +230,7 @@ def with_cpu_code(
 
     Args:
         touched: what the processes of the run touched, if all of that is known.
-        proof: that of the pages, if there was any.
+        verdict: on the run, if there is any.
         place_of: from a real path.
     """
     is_new, rows = lock.cpu is None, {row.sha256: row for row in lock.libraries}
@@ -247,13 +247,13 @@ def with_cpu_code(
             unwatched=row.unwatched or library.unwatched,
             loaded=True,
         )
-    proved = (r for r in proof.libraries if r.status is LibraryStatus.PROVED) if proof else ()
-    twice = {row.sha256 for row in proved}
+    known = verdict.libraries if verdict is not None else ()
+    twice = {row.sha256 for row in known if row.pages is not None}
     once = (rows[one.sha256] for one in touched.libraries if one.sha256 not in twice)
     cpu = lock.cpu or CpuCode(
         not_proved=_NOT_VERIFIED
-        if proof is None
-        else proof.reasons
+        if verdict is None or verdict.cpu_reasons is None
+        else verdict.cpu_reasons
         or tuple(f"{row.path}: one of the two runs alone loaded it" for row in once if row.pages),
         processors=tuple(dict.fromkeys(processor.model for processor in touched.processors)),
         notes=tuple(

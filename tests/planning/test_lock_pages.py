@@ -20,11 +20,12 @@ from pytest_negativa.models.spans import (
     union,
     within,
 )
-from pytest_negativa.models.verdict import CpuProof, LibraryStatus
+from pytest_negativa.models.verdict import Verdict
 from pytest_negativa.planning.lock import make_lock, with_cpu_code
 from pytest_negativa.storage.lockfile import decode_lock, encode_lock
-from pytest_negativa.verifying.page_proof import _judge_library
+from pytest_negativa.verifying.page_proof import judge_pages
 from tests.support.faults import PlantedFault
+from tests.support.sites import verdict_of
 
 CPU = Processor(model="a CPU", flags=("avx",))
 EMPTY = make_lock("run", [], None, Place, unproved=True)
@@ -97,15 +98,11 @@ def test_another_run_widens_and_never_takes_more() -> None:
     assert (used.pages, used.loaded) == ("", True)
 
 
-def proof(*rows: HostLibrary, found: HostLibrary | None, reasons: tuple[str, ...] = ()) -> CpuProof:
-    return CpuProof(
-        proved=not reasons,
-        reasons=reasons,
-        processor=CPU,
-        limits=(),
-        libraries=tuple(_judge_library(row, found) for row in rows),
-        tests=(),
-    )
+def proof(*rows: HostLibrary, found: HostLibrary | None, reasons: tuple[str, ...] = ()) -> Verdict:
+    again = usage(*filter(None, [found]), incomplete=reasons)
+    other = library("/other.so", "3" * 64)
+    again = replace(again, libraries=(*again.libraries, other))
+    return judge_pages(verdict_of(), usage(*rows, other), again, ())
 
 
 @pytest.mark.planted_fault(
@@ -113,18 +110,18 @@ def proof(*rows: HostLibrary, found: HostLibrary | None, reasons: tuple[str, ...
     says="/one.so: one of the two runs alone loaded it",
 )
 def test_what_is_not_proved(fault: PlantedFault) -> None:
-    def not_proved(made: CpuProof | None, *libraries: HostLibrary) -> tuple[str, ...]:
+    def not_proved(made: Verdict | None, *libraries: HostLibrary) -> tuple[str, ...]:
         lock = with_cpu_code(EMPTY, usage(*libraries), made, Place)
         assert lock.cpu is not None
         return lock.cpu.not_proved
 
     one = library()
-    assert not_proved(None, one) == ("it was not verified",)
+    assert not_proved(None, one) == not_proved(verdict_of(), one) == ("it was not verified",)
     assert not_proved(proof(one, found=one), one) == ()
     assert not_proved(proof(one, found=one, reasons=("a test differs",)), one) == (
         "a test differs",
     )
-    assert proof(one, found=None).libraries[0].status is LibraryStatus.NOT_LOADED
+    assert proof(one, found=None).libraries[0].pages is None
     [told] = not_proved(proof(one, found=None), one)
     fault.check(told)
     # The proof alone loaded it.
