@@ -335,10 +335,10 @@ def _request(flags: SimpleNamespace) -> SlimRequest:
     )
     check_usage(*((given and not allowed, rule) for given, allowed, rule in contradictions))
     lock = load_lock(flags.lock_file or Path(LOCK)) if by_lock else None
-    cpu = None if lock is None or flags.spare is None else lock.cpu
+    has_pages = lock is not None and flags.spare is not None and lock.has_pages
     needed = "--spare and a lock with CPU code, whose run tells which libraries any process opened"
-    check_usage((flags.negativa_remove and cpu is None, f"--remove goes with {needed}"))
-    remove = flags.settings.remove if cpu is not None and not cpu.failed else ()
+    check_usage((flags.negativa_remove and not has_pages, f"--remove goes with {needed}"))
+    remove = flags.settings.remove if has_pages and lock and not lock.proof.failed else ()
     if flags.settings.remove and not remove:
         print_warning(
             f"{flags.settings.sources['remove']}: remove moves no library: it goes with {needed} "
@@ -462,7 +462,7 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
         "no library has GPU code"
         if request.lock is None
         else "the lock has CPU code alone"
-        if request.lock.cpu is not None and request.options.spare is None and not wanted
+        if request.lock.has_pages and request.options.spare is None and not wanted
         else "nothing of the lock is there"
     )
     if any(is_package(inner) for path in request.paths for inner in path.glob("*")):

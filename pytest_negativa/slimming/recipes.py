@@ -165,8 +165,7 @@ def lock_in_words(lock: Lock) -> str:
     proof = lock.proof
     if not proof.proved:
         return f"the lock of run {proof.run}, NOT PROVED"
-    cpus = () if lock.cpu is None else lock.cpu.processors
-    devices = [f"{d.name} ({d.compute_capability})" for d in proof.devices] or cpus
+    devices = [f"{d.name} ({d.compute_capability})" for d in proof.devices] or proof.processors
     return (
         f"the lock of run {proof.run}, proved by {sum(proof.tests.values()):,} tests on "
         f"{', '.join(devices) or 'no device'}" + (f", {proof.date}" if proof.date else "")
@@ -262,7 +261,7 @@ def never_loaded(kind: Kind, request: SlimRequest, lock: Lock) -> Recipe:
         functools.partial(_plan_by_headers, plan_for_none),
         request.options.spare,
         strips_others=kind is Kind.NEVER_LOADED and request.strip_others,
-        takes_cpu_code=kind is not Kind.NEVER_LOADED and lock.cpu is not None,
+        takes_cpu_code=kind is not Kind.NEVER_LOADED and lock.has_pages,
     )
 
 

@@ -428,7 +428,7 @@ class _Others:
             Kind.NEVER_LOADED: request.drop_never_loaded,
             Kind.SPARED: spare is not None and request.spare_never_loaded,
             # Else the lock is that of another environment.
-            Kind.MOVED: spare is not None and lock.cpu is not None and is_here,
+            Kind.MOVED: spare is not None and lock.has_pages and is_here,
         }
         recipes = {kind: never_loaded(kind, request, lock) for kind in wanted if wanted[kind]}
         never, self._spared, self._moves = map(recipes.get, wanted)
@@ -484,9 +484,7 @@ class _Others:
             return recipe
         if is_slimmed and self._moves is not None and is_moved(self._tree.note(library.names[0])):
             return keep_whole(_NOT_MOVED)
-        if is_kept and (
-            (may_be_spared and self._lock.cpu is not None) or self._tree.has_gpu_code(group)
-        ):
+        if is_kept and ((may_be_spared and self._lock.has_pages) or self._tree.has_gpu_code(group)):
             return _stays(group, library, _KEPT)
         return None
 
