@@ -222,7 +222,7 @@ def widen_by_use(lock: Lock, runs: Sequence[Run], settings: Settings) -> tuple[L
     """
     more, touched = lock, unite([u for run in runs if (u := gather(run)) is not None])
     if lock.has_pages and touched.incomplete:
-        which = ", ".join(touched.run_ids)
+        which = ", ".join(touched.processes)
         raise StoreError(f"{which}: not added to the lock: {touched.incomplete[0]}; trace again")
     place_of = partial(Owners().from_folder, folder=Path.cwd())
     # A lock without a trace of CPU code takes none of it.

@@ -116,7 +116,7 @@ def make_lock(
         libraries = with_pages(libraries, touched, place_of, is_new=True)
         proof = replace(
             proof,
-            processors=tuple(dict.fromkeys(processor.model for processor in touched.processors)),
+            processors=touched.processors,
             pages_not_proved=_why_pages_unproved(libraries, verdict),
             notes=tuple(
                 f"{text}; CPU code that only {of} tests need comes from the spare"

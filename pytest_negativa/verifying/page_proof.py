@@ -109,7 +109,7 @@ def judge_pages(
         libraries=tuple(rows.values()),
         needs=tuple(needs),
         cpu_reasons=reasons,
-        versions={**verdict.versions, "processor": found.processors[0].model},
+        versions={**verdict.versions, "processor": found.processors[0]},
     )
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.lock import Lock, LockedLibrary, Place, seal
-from pytest_negativa.models.pages import HostLibrary, HostUsage, Processor
+from pytest_negativa.models.pages import HostLibrary, HostUsage
 from pytest_negativa.models.spans import (
     PAGE_SIZE,
     Span,
@@ -27,7 +27,7 @@ from pytest_negativa.verifying.page_proof import judge_pages
 from tests.support.faults import PlantedFault
 from tests.support.sites import verdict_of, with_pages
 
-CPU = Processor(model="a CPU", flags=("avx",))
+CPU = "a CPU"
 EMPTY = make_lock("run", [], None, Place, unproved=True)
 ONE, TWO = "1" * 64, "2" * 64
 

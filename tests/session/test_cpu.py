@@ -398,7 +398,7 @@ def test_a_page_that_is_needed_after_all(
     usage = require_usage(Run((project.results / "latest").resolve()))
     (kept,) = (one for one in usage.libraries if one.paths[0] == str(library))
     assert covers(kept.touched, *missed[0])
-    assert kept.watched_bytes - kept.touched_bytes == pages_in(verdict, library)
+    assert size(kept.watched) - size(kept.touched) == pages_in(verdict, library)
 
 
 LATER = """

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from pytest_negativa.models.outcomes import Outcome, TestResult
-from pytest_negativa.models.pages import HostLibrary, HostUsage, Processor
+from pytest_negativa.models.pages import HostLibrary, HostUsage
 from pytest_negativa.models.spans import PAGE_SIZE, Span
 from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary, Verdict
 from pytest_negativa.reporting.verdict import render_cpu
@@ -31,7 +31,7 @@ def touched(*spans: tuple[int, int]) -> HostLibrary:
 
 def usage_of(*libraries: HostLibrary, incomplete: tuple[str, ...] = ()) -> HostUsage:
     return HostUsage(
-        processors=(Processor(model="X", flags=()),),
+        processors=("X",),
         processes={"run": 1},
         libraries=libraries,
         incomplete=incomplete,

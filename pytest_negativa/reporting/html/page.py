@@ -15,6 +15,7 @@ from pytest_negativa.models.analysis import AnalyzedLibrary, ReportContents
 from pytest_negativa.models.library import Element, LibraryMap
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.spans import size
 from pytest_negativa.models.trace import Context, Usage
 from pytest_negativa.reporting.html.pack import COLUMNS, Page
 from pytest_negativa.reporting.rows import describe_part, describe_proof
@@ -80,7 +81,7 @@ class _Builder:
                 for one in contents.history
             ],
             "host": [
-                (self._index(one.paths[0]), one.watched_bytes, one.touched_bytes)
+                (self._index(one.paths[0]), size(one.watched), size(one.touched))
                 for one in (() if host is None else host.libraries)
                 if one.unwatched is None
             ],
