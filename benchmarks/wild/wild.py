@@ -40,6 +40,7 @@ from typing import Any
 
 import yaml
 
+from pytest_negativa.models.spans import size, spans_of_pages
 from pytest_negativa.storage.runs import Run, RunsFolder
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -169,15 +170,17 @@ class _Project:
         run = Run(RunsFolder(self._runs).latest)
         if not run.verdict_file.exists():
             return None
-        if (proof := json.loads(run.verdict_file.read_text())["cpu"]) is None:
+        verdict = json.loads(run.verdict_file.read_text())
+        if verdict["cpu_reasons"] is None:
             return None
         usage = json.loads(run.host_usage_file.read_text())
         watched = (span for library in usage["libraries"] for span in library["watched"])
+        proved = (spans_of_pages(row["pages"] or "") for row in verdict["libraries"])
         return {
             "bytes": sum(end - start for start, end in watched),
-            "untouched_bytes": sum(row["unused_bytes"] for row in proof["libraries"]),
-            "proved": proof["proved"],
-            "reasons": proof["reasons"],
+            "untouched_bytes": sum(map(size, proved)),
+            "proved": not verdict["cpu_reasons"],
+            "reasons": verdict["cpu_reasons"],
         }
 
     def _negativa(self, *words: object) -> dict[str, Any]:

@@ -199,8 +199,8 @@ def prove_by_parts(
         if not part.has_samples:
             usage = load_usage(part) or merge_traces(part.trace_files())
             verdict = load_verdict(part)
-            # One without a library is on CPU code alone, and says nothing here.
-            one = VerifiedPart(usage, verdict if verdict and verdict.libraries else None)
+            # One on CPU code alone says nothing here.
+            one = VerifiedPart(usage, verdict if verdict and verdict.gpu_libraries else None)
             tested += () if one in tested else (one,)
     if not any(part.verdict for part in tested):
         return None

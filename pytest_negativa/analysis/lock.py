@@ -47,7 +47,7 @@ from pytest_negativa.planning.lock import (
     make_lock,
     plan_from_lock,
     widen_library,
-    with_cpu_code,
+    with_pages,
 )
 from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.units import format_items
@@ -79,13 +79,13 @@ def lock_run(run: Run, settings: Settings, *, unproved: bool) -> Lock:
         if not planned:
             raise StoreError(f"{run}: not locked: {lack}; trace again")
         unplanned.append(LeftOut(path="CPU code", reason=f"{lack}; trace again"))
-    place_of = partial(Owners().from_folder, folder=Path.cwd())
     try:
-        lock = make_lock(
+        return make_lock(
             run.run_id if verdict is None else verdict.run_id,
             planned,
             verdict,
-            place_of,
+            partial(Owners().from_folder, folder=Path.cwd()),
+            touched=None if host is None or host.incomplete else host,
             unplanned=unplanned,
             # Of a run that traced CPU code alone, nothing of GPU code is locked.
             incomplete=incomplete if planned else (),
@@ -96,9 +96,6 @@ def lock_run(run: Run, settings: Settings, *, unproved: bool) -> Lock:
     except ReconstructError as e:
         ways = f"{next_command(run)}, or negativa lock --unproved"
         raise ReconstructError(f"{e}; next: {ways}") from e
-    if host is None or host.incomplete:
-        return lock
-    return with_cpu_code(lock, host, None if verdict is None else verdict.cpu, place_of)
 
 
 def _find_unplanned(
@@ -221,13 +218,14 @@ def widen_by_use(lock: Lock, runs: Sequence[Run], settings: Settings) -> tuple[L
         NegativaError: a library of the lock was used and is not here, or does not fit the lock; or
             the lock has CPU code, and a run's trace of it is not complete.
     """
-    touched = unite([pages for run in runs if (pages := gather(run)) is not None])
-    if lock.cpu is not None and touched.incomplete:
-        which = ", ".join(touched.run_ids)
+    more, touched = lock, unite([u for run in runs if (u := gather(run)) is not None])
+    if lock.has_pages and touched.incomplete:
+        which = ", ".join(touched.processes)
         raise StoreError(f"{which}: not added to the lock: {touched.incomplete[0]}; trace again")
     place_of = partial(Owners().from_folder, folder=Path.cwd())
     # A lock without a trace of CPU code takes none of it.
-    more = lock if lock.cpu is None else with_cpu_code(lock, touched, None, place_of)
+    if lock.has_pages:
+        more = replace(lock, libraries=with_pages(lock.libraries, touched, place_of))
     runs = [run for run in runs if run.trace_files() or not run.has_pages]
     traces = [trace for run in runs for trace in run.require_traces()]
     if not traces:

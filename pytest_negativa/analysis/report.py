@@ -32,6 +32,7 @@ from pytest_negativa.reporting.formats import render_to_files, render_to_screen
 from pytest_negativa.reporting.next_command import next_command
 from pytest_negativa.reporting.rows import library_row, proof_row
 from pytest_negativa.reporting.text import path_for_people
+from pytest_negativa.reporting.verdict import describe_cpu
 from pytest_negativa.settings.globs import limit_of, names_of
 from pytest_negativa.storage.records import write_record
 from pytest_negativa.storage.results import (
@@ -176,7 +177,9 @@ def write_reports(
             history=load_history(run),
             next_command=next_command(run),
             host=host,
-            cpu_proof=None if host is None or verdict is None else verdict.cpu,
+            host_proof=None
+            if host is None or verdict is None or verdict.cpu_reasons is None
+            else describe_cpu(verdict),
         )
     if ReportFormat.BASELINE in formats and not contents.libraries:
         raise StoreError(f"{run}: no baseline: {run.why_unplanned()}")
@@ -296,7 +299,7 @@ def load_contents(run: Run) -> ReportContents:
     report = replace(
         report,
         directory=path_for_people(run.folder),
-        proof=proof_row(verdict) if verdict is not None and verdict.libraries else None,
+        proof=proof_row(verdict) if verdict is not None and verdict.gpu_libraries else None,
     )
     if (usage := load_usage(run)) is None:
         raise StoreError(f"{run.usage_file}: not found; make it with {run.locate_command}")

@@ -328,12 +328,12 @@ def show_proof(lock: Lock, *, takes_cpu_code: bool = True) -> None:
     elif doubts:
         more = "".join(and_more(len(doubts), 1, " (and {} more)"))
         print_warning(f"NOT PROVED in this lock: {': '.join(doubts[0])}{more}")
-    cpu = lock.cpu if takes_cpu_code else None
-    if cpu is not None and cpu.not_proved and cpu.not_proved != lock.proof.not_proved:
-        print_warning(f"CPU code of this lock is NOT PROVED: {'; '.join(cpu.not_proved)}")
-    for note in () if cpu is None else cpu.notes:
+    reasons = lock.proof.pages_not_proved
+    if takes_cpu_code and reasons and reasons != lock.proof.not_proved:
+        print_warning(f"CPU code of this lock is NOT PROVED: {'; '.join(reasons)}")
+    for note in lock.proof.notes if takes_cpu_code else ():
         print_warning(note)
-    if lock.cpu is not cpu:
+    if lock.has_pages and not takes_cpu_code:
         show("negativa: CPU code of the lock leaves with --spare alone: all of it stays", err=True)
 
 

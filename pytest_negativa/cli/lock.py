@@ -121,12 +121,12 @@ def _lines(lock: Lock, path: Path | Url) -> Iterator[str]:
     unused = sum(row.unused_bytes for row in lock.libraries)
     trimmed = sum(row.trimmed_bytes for row in lock.libraries)
     within = f", and {format_bytes(trimmed)}, unpacked, within cubins that stay" if trimmed else ""
-    if lock.gpu_libraries or lock.cpu is None:
+    if lock.gpu_libraries or not lock.has_pages:
         yield f"{path}: {known}, {format_bytes(unused)} of GPU code unused{within}"
     for row in lock.files:
         count = format_items(row.elements - row.kept_elements, "file", "files")
         yield f"{row.path}: {count} of GPU code ({format_bytes(row.unused_bytes)}) unused"
-    if lock.cpu is not None:
+    if lock.has_pages:
         unused = sum(size(row.spans) for row in lock.libraries)
         where = "" if lock.gpu_libraries else f"{path}: "
         yield f"{where}CPU code and data: {traced}, {format_bytes(unused)} unused"

@@ -411,7 +411,7 @@ def _why_nothing(request: SlimRequest, report: SlimReport) -> str | None:
         "no library has GPU code"
         if request.lock is None
         else "the lock has CPU code alone"
-        if request.lock.cpu is not None and request.options.spare is None and not wanted
+        if request.lock.has_pages and request.options.spare is None and not wanted
         else "nothing of the lock is there"
     )
     if any(is_wheel(inner) for path in request.paths for inner in path.glob("*")):

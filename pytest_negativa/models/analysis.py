@@ -11,7 +11,6 @@ from pytest_negativa.models.pages import HostUsage
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.report import RunReport, RuntimeCode
 from pytest_negativa.models.trace import Usage
-from pytest_negativa.models.verdict import CpuProof
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class ReportContents:
         tests: how the run's tests ended; empty if no pytest session ran.
         history: the reports of the saved runs, the oldest first.
         host: what the run touched of CPU code; None if that was not traced.
-        cpu_proof: the last verdict on its CPU code; None without one.
+        host_proof: what the last verdict says of it, in words; None without one.
         next_command: what a user types next; None if nobody asked.
     """
 
@@ -72,5 +71,5 @@ class ReportContents:
     tests: tuple[TestResult, ...] = ()
     history: tuple[RunReport, ...] = ()
     host: HostUsage | None = None
-    cpu_proof: CpuProof | None = None
+    host_proof: str | None = None
     next_command: str | None = None

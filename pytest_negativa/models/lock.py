@@ -83,7 +83,6 @@ class LockedLibrary(Place, frozen=True, kw_only=True, omit_defaults=True):
         kept: by offset; all else of its GPU code is unused.
         pages: pages of CPU code and data that no process touched, which may leave for a
             spare: numbers of pages of 4 KiB, such as ``12-40 57``.
-        unwatched: why its pages could not be traced, so that none leaves.
         loaded: False: no test loaded it. ``pages`` are those that may leave all the same, as they
             did not come back when others did.
     """
@@ -103,7 +102,6 @@ class LockedLibrary(Place, frozen=True, kw_only=True, omit_defaults=True):
     not_proved: str | None = None
     kept: tuple[KeptCode, ...] = ()
     pages: str = ""
-    unwatched: str | None = None
     loaded: bool = True
 
     def __post_init__(self) -> None:
@@ -127,22 +125,6 @@ class LockedLibrary(Place, frozen=True, kw_only=True, omit_defaults=True):
     def name(self) -> str:
         """For people."""
         return self.path.rpartition("/")[2]
-
-
-class CpuCode(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Evidence on which the pages of a lock's libraries rest.
-
-    Attributes:
-        not_proved: why it is not proved that the tests touch no other page; empty if it is.
-        processors: models of the CPUs that the run was traced on.
-        notes: which tests may need more than they touched: those that failed, or were not chosen.
-        failed: a test failed, and may not have opened all libraries that it needs.
-    """
-
-    not_proved: tuple[str, ...] = ()
-    processors: tuple[str, ...]
-    notes: tuple[str, ...] = ()
-    failed: bool = False
 
 
 class LeftOut(Place, frozen=True, kw_only=True, omit_defaults=True):
@@ -188,6 +170,11 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
         versions: what the tests ran with, by name.
         incomplete: why the run may have loaded libraries that the lock doesn't name.
         parts: ids of the runs that were proved, if ``run`` unites several.
+        processors: models of the CPUs on which CPU code was traced; none if it was not, or not all
+            of it, so that the lock has no ``pages``.
+        pages_not_proved: why it is not proved that the tests touch no other page.
+        notes: which tests may need more pages: those that failed, or were not chosen.
+        failed: a test failed, and may not have opened all libraries that it needs.
     """
 
     proved: bool
@@ -202,6 +189,10 @@ class Proof(Record, frozen=True, kw_only=True, omit_defaults=True):
     versions: dict[str, str]
     incomplete: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
+    processors: tuple[str, ...] = ()
+    pages_not_proved: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    failed: bool = False
 
 
 class Lock(Versioned, Record, frozen=True, kw_only=True):
@@ -218,7 +209,6 @@ class Lock(Versioned, Record, frozen=True, kw_only=True):
             their code, too.
         files: all files of a distribution that are GPU code themselves as one library, see
             ``models.code_files``; its ``sha256`` is that of their rows in RECORD.
-        cpu: what is known of CPU code; None if it was not traced, or not all of it.
     """
 
     digest: Sha256
@@ -228,13 +218,17 @@ class Lock(Versioned, Record, frozen=True, kw_only=True):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     files: tuple[LockedLibrary, ...] = ()
-    cpu: CpuCode | None = None
 
     def __post_init__(self) -> None:
         counts = Counter(library.sha256 for library in self.libraries)
         twice = next((digest for digest, count in counts.items() if count > 1), None)
         if twice is not None:
             raise ValueError(f"libraries: two have the digest {twice}")
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether it knows CPU code."""
+        return bool(self.proof.processors)
 
     @property
     def gpu_libraries(self) -> tuple[LockedLibrary, ...]:

@@ -6,19 +6,7 @@ from typing import NamedTuple
 
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.file_state import FileState
-from pytest_negativa.models.spans import Span, minus, size, union
-
-
-class Processor(Record, frozen=True, kw_only=True):
-    """A CPU on which code was traced. Libraries choose code by its features.
-
-    Attributes:
-        model: as the kernel names it.
-        flags: its features, sorted, as ``/proc/cpuinfo`` has them.
-    """
-
-    model: str
-    flags: tuple[str, ...]
+from pytest_negativa.models.spans import Span, minus, union
 
 
 class FileKey(NamedTuple):
@@ -56,9 +44,14 @@ class HostFile(Record, frozen=True, kw_only=True):
 
 
 class HostFiles(Versioned, Record, frozen=True, kw_only=True):
-    """The file ``cpu/files.json``: what logs of touched pages refer to."""
+    """The file ``cpu/files.json``: what logs of touched pages refer to.
 
-    processor: Processor
+    Attributes:
+        processor: model of the CPU on which code was traced. Libraries choose code by its features.
+        files: those that processes loaded.
+    """
+
+    processor: str
     files: tuple[HostFile, ...] = ()
 
 
@@ -96,14 +89,6 @@ class HostLibrary(Record, frozen=True, kw_only=True, omit_defaults=True):
         """The pages that may leave: untouched code and unread data; none if it was not watched."""
         return union((*self.untouched, *self.unread)) if self.unwatched is None else ()
 
-    @property
-    def watched_bytes(self) -> int:
-        return size(self.watched)
-
-    @property
-    def touched_bytes(self) -> int:
-        return size(self.touched)
-
 
 class HostUsage(Versioned, Record, frozen=True, kw_only=True):
     """CPU code that the processes of one or several runs touched.
@@ -112,25 +97,20 @@ class HostUsage(Versioned, Record, frozen=True, kw_only=True):
     never are.
 
     Attributes:
-        processors: where they ran.
-        processes: by run, how many processes were traced.
+        processors: models of the CPUs on which they ran, sorted.
+        processes: by run, sorted: how many processes were traced.
         libraries: sorted by their first path.
         incomplete: why processes may have touched more than is known; all code counts as used.
         failed: runs in which tests failed, though all ended; these tests may need more code.
         chosen: runs of a choice of tests; other tests may need more code.
     """
 
-    processors: tuple[Processor, ...]
+    processors: tuple[str, ...]
     processes: dict[str, int]
     libraries: tuple[HostLibrary, ...]
     incomplete: tuple[str, ...]
     failed: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
-
-    @property
-    def run_ids(self) -> tuple[str, ...]:
-        """The runs, sorted."""
-        return tuple(sorted(self.processes))
 
 
 class HostRow(Record, frozen=True, kw_only=True):
@@ -173,11 +153,3 @@ class HostReport(Versioned, Record, frozen=True, kw_only=True):
     incomplete: tuple[str, ...]
     failed: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
-
-    @property
-    def watched(self) -> int:
-        return sum(row.watched for row in self.libraries)
-
-    @property
-    def touched(self) -> int:
-        return sum(row.touched for row in self.libraries)

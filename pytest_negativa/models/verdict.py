@@ -1,4 +1,4 @@
-"""Verdicts on a plan and on CPU code; kinds of differences; the sentence on flaky tests."""
+"""Verdicts on GPU and CPU code; kinds of differences; the sentence on flaky tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from pytest_negativa.models.base import NonNegative, Record, Versioned
 from pytest_negativa.models.library import LibraryFile, LibraryIdentity
 from pytest_negativa.models.outcomes import Aspect, Outcome
-from pytest_negativa.models.pages import Processor
 from pytest_negativa.models.plan import LibraryPlan
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Device
@@ -29,18 +28,19 @@ class LibraryStatus(str, enum.Enum):
     NOT_PROVED = "not proved"
     NOT_SUBSTITUTED = "not substituted"
     NOTHING_UNUSED = "nothing unused"
-    NOT_LOADED = "not loaded"
 
 
 class ProvedLibrary(LibraryFile, frozen=True, kw_only=True):
-    """One library with a plan. Sizes in bytes.
+    """One library with a plan, or with traced CPU code. Sizes in bytes.
 
     Attributes:
         path, size, build_id, soname: of the original, see ``LibraryFile``.
         sha256, copy_sha256: of the original and of the copy that ran in its place; the latter
             is None if there is no copy.
-        status: what is known of its unused code.
+        status: what is known of its unused GPU code.
         spans: file offsets of what was overwritten as a whole.
+        pages: pages of CPU code that no process touched, traced or in the proof, see
+            ``pages_in_words``; None if one of these runs did not load or watch the library.
         code_bytes: GPU code of the original.
         unused_bytes: bytes of elements and frames that were overwritten as a whole.
         elements: how many elements and frames it has.
@@ -51,7 +51,7 @@ class ProvedLibrary(LibraryFile, frozen=True, kw_only=True):
         watched_bytes: how much of ``spans`` was armed: whoever touched it would be a difference.
         watched_elements: how many of the overwritten elements and frames have an armed page.
         left_bytes: GPU code that stays in the copy, packed as it is there.
-        detail: the reason if it isn't proved.
+        detail: the reason if its GPU code isn't proved.
         notes: remarks on the copy, such as code that could not be removed from it.
         copy_size: bytes of the copy's file; None if there is no copy.
         processes: how many processes had the copy mapped.
@@ -61,12 +61,12 @@ class ProvedLibrary(LibraryFile, frozen=True, kw_only=True):
     copy_sha256: str | None = None
     status: LibraryStatus
     detail: str | None = None
-    code_bytes: NonNegative
-    unused_bytes: NonNegative
-    elements: NonNegative
-    unused_elements: NonNegative
+    code_bytes: NonNegative = 0
+    unused_bytes: NonNegative = 0
+    elements: NonNegative = 0
+    unused_elements: NonNegative = 0
     trimmed_code_bytes: NonNegative = 0
-    left_bytes: NonNegative
+    left_bytes: NonNegative = 0
     copy_size: NonNegative | None = None
     processes: NonNegative = 0
     spans: tuple[Span, ...] = ()
@@ -74,6 +74,7 @@ class ProvedLibrary(LibraryFile, frozen=True, kw_only=True):
     watched_elements: NonNegative = 0
     trimmed: Mapping[int, tuple[Span, ...]] = {}
     notes: tuple[str, ...] = ()
+    pages: str | None = None
 
     @classmethod
     def unproved(cls, plan: LibraryPlan) -> ProvedLibrary:
@@ -87,9 +88,7 @@ class ProvedLibrary(LibraryFile, frozen=True, kw_only=True):
             sha256=library.sha256,
             status=LibraryStatus.NOT_PROVED,
             code_bytes=plan.code_bytes,
-            unused_bytes=0,
             elements=len(plan.decisions),
-            unused_elements=0,
             left_bytes=plan.code_bytes,
         )
 
@@ -259,27 +258,6 @@ class RoundFacts(Record, frozen=True, kw_only=True):
     seconds: float
 
 
-class CpuProof(Record, frozen=True, kw_only=True):
-    """What a second watched run of the tests shows of CPU code.
-
-    Attributes:
-        proved: no test needs an untouched page, on this CPU.
-        reasons: why it is not proved; empty if it is.
-        processor: the CPU of the proof.
-        limits: what the proof does not cover, a sentence each.
-        libraries: those that were watched when traced. Their code is in whole pages, and what no
-            process touched, traced or in the proof, is unused.
-        tests: those that ended otherwise.
-    """
-
-    proved: bool
-    reasons: tuple[str, ...]
-    processor: Processor
-    limits: tuple[str, ...]
-    libraries: tuple[ProvedLibrary, ...]
-    tests: tuple[TestVerdict, ...]
-
-
 class Verdict(Versioned, Record, frozen=True, kw_only=True):
     """What a verification showed. The record can be kept as evidence.
 
@@ -296,8 +274,9 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
         created_ns: when, nanoseconds since the epoch.
         devices: the GPUs of the verification.
         versions: software of the verification, by name.
-        libraries: those with a plan. Of files that are GPU code there is no copy: ``spans`` are the
-            files that no process opened.
+        libraries: those with a plan, and those whose CPU code was traced. Of files that are GPU
+        libraries: those with a plan, and those whose CPU code was traced. Of files that are GPU
+            code there is no copy: ``spans`` are the files that no process opened.
         tests: of both runs.
         rounds: every start of the program.
         changes: what the tests were started with otherwise than when traced.
@@ -306,8 +285,8 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
             gave it back, work may need it that was not repeated, or tests used it that ran again.
         healing: whether what was refused or touched was given back.
         parts: ids of the runs that were proved, if ``run_id`` unites several.
-        cpu: what is known of CPU code, if it was to be proved. Without a plan of GPU code, it alone
-            decides what is proved.
+        cpu_reasons: why no ``pages`` of CPU code are proved; empty if they are; None if they were
+            not to be proved. Without a plan of GPU code, these are ``reasons``, too.
     """
 
     run_id: str
@@ -329,12 +308,12 @@ class Verdict(Versioned, Record, frozen=True, kw_only=True):
     needs: tuple[Need, ...] = ()
     healing: bool = False
     parts: tuple[str, ...] = ()
-    cpu: CpuProof | None = None
+    cpu_reasons: tuple[str, ...] | None = None
 
     @property
-    def proves_cpu(self) -> bool:
-        """Whether CPU code is proved, too."""
-        return self.cpu is not None and self.cpu.proved
+    def gpu_libraries(self) -> tuple[ProvedLibrary, ...]:
+        """Those with a plan of GPU code."""
+        return tuple(row for row in self.libraries if row.elements)
 
     def row_of(self, path: str) -> ProvedLibrary | None:
         """The row of the library with this real path."""

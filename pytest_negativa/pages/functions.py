@@ -31,6 +31,7 @@ from pytest_negativa.models.pages import (
     HostUsage,
 )
 from pytest_negativa.models.spans import minus
+from pytest_negativa.models.spans import size as size_of
 
 # Begins .eh_frame_hdr, see the Linux Standard Base 5.0, 10.6.2: version 1, and the encodings of
 # the pointer (pcrel, sdata4), of the count (udata4) and of the table (datarel, sdata4). Linkers
@@ -170,8 +171,8 @@ def summarize(usage: HostUsage) -> HostReport:
     """Rows and totals; functions are counted if the library is still where it was."""
     rows = map(_row, usage.libraries)
     return HostReport(
-        run_ids=usage.run_ids,
-        processors=tuple(dict.fromkeys(processor.model for processor in usage.processors)),
+        run_ids=tuple(usage.processes),
+        processors=usage.processors,
         processes=sum(usage.processes.values()),
         libraries=tuple(sorted(rows, key=lambda row: (row.touched - row.watched, row.path))),
         incomplete=usage.incomplete,
@@ -185,8 +186,8 @@ def _row(library: HostLibrary) -> HostRow:
     return HostRow(
         path=library.paths[0],
         size=library.size,
-        watched=library.watched_bytes,
-        touched=library.touched_bytes,
+        watched=size_of(library.watched),
+        touched=size_of(library.touched),
         functions=known and len(known[0]),
         touched_functions=known and sum(map(len, known[1])),
         unwatched=library.unwatched,

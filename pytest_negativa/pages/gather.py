@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -34,7 +33,6 @@ from pytest_negativa.models.spans import PAGE_SIZE, Span, common, intersection, 
 from pytest_negativa.models.trace import LibraryUsage, Usage
 from pytest_negativa.pages.page_logs import (
     LoggedLibrary,
-    LoggedProcess,
     count_lost,
     read_page_logs,
 )
@@ -53,48 +51,20 @@ UNWATCHED = (
 _OF_THE_TRACER = os.path.realpath(msgspec._core.__file__)
 
 
-class FilePages(NamedTuple):
-    """Pages of one file that all processes watched and touched, in addresses of the ELF file.
-
-    Attributes:
-        ranges: first and end address of what was watched.
-        touched: addresses of pages.
-        watched: whether all processes watched it.
-        unread: ranges of data that no process had in memory.
-    """
-
-    ranges: frozenset[tuple[int, int]]
-    touched: frozenset[int]
-    watched: bool
-    unread: tuple[Span, ...] = ()
-
-
-def unite_logs(processes: Iterable[LoggedProcess]) -> dict[FileKey, FilePages]:
-    """Unite the pages that all processes touched, by file."""
+def unite_logs(logs: Iterable[LoggedLibrary]) -> dict[FileKey, LoggedLibrary]:
+    """What all processes watched and touched of each file, watched if each of them did so."""
     logged: dict[FileKey, list[LoggedLibrary]] = defaultdict(list)
-    constants: dict[FileKey, list[LoggedLibrary]] = defaultdict(list)
-    for process in processes:
-        for one in process.libraries:
-            logged[one.file].append(one)
-        for one in process.constants:
-            constants[one.file].append(one)
+    for one in logs:
+        logged[one.file].append(one)
     return {
-        key: FilePages(
-            frozenset().union(*(one.ranges for one in group)),
-            frozenset().union(*(one.pages for one in group)),
+        key: LoggedLibrary(
+            key,
             all(one.watched for one in group),
-            _unread(constants[key]),
+            tuple(set().union(*(one.ranges for one in group))),
+            tuple(set().union(*(one.pages for one in group))),
         )
         for key, group in logged.items()
     }
-
-
-def _unread(constants: Sequence[LoggedLibrary]) -> tuple[Span, ...]:
-    """The constants that no process had in memory; none, if one ended without saying so."""
-    if not all(one.watched for one in constants):
-        return ()
-    read = union((page, page + PAGE_SIZE) for one in constants for page in one.pages)
-    return tuple(minus(union(span for one in constants for span in one.ranges), read))
 
 
 def identify(
@@ -135,20 +105,36 @@ def identify(
     )
 
 
-def describe(file: HostFile, pages: FilePages) -> HostLibrary:
-    """Convert the addresses of a file's pages to file offsets."""
+def describe(
+    file: HostFile, code: LoggedLibrary, constants: LoggedLibrary | None = None
+) -> HostLibrary:
+    """Convert the addresses of a file's pages to file offsets.
+
+    Args:
+        file: what was loaded.
+        code: what all processes watched and touched of its code.
+        constants: pages of its data that were in memory, if any process noted them.
+    """
     path = file.original or file.file.path
-    unwatched = None if pages.watched else UNWATCHED
+    unwatched = None if code.watched else UNWATCHED
+    unread: Iterable[Span] = ()
+    # If a process ended without noting them, it may have read all.
+    if constants is not None and constants.watched:
+        unread = minus(union(constants.ranges), _pages(constants))
     return HostLibrary(
         sha256=file.sha256,
         size=file.file.size,
         build_id=file.build_id,
         paths=(path,),
-        watched=_offsets(file, pages.ranges),
-        touched=_offsets(file, ((page, page + PAGE_SIZE) for page in pages.touched)),
+        watched=_offsets(file, code.ranges),
+        touched=_offsets(file, _pages(code)),
         unwatched="the tracer uses it, too" if path == _OF_THE_TRACER else unwatched,
-        unread=_offsets(file, pages.unread),
+        unread=_offsets(file, unread),
     )
+
+
+def _pages(logged: LoggedLibrary) -> tuple[Span, ...]:
+    return union((page, page + PAGE_SIZE) for page in logged.pages)
 
 
 def _offsets(file: HostFile, addresses: Iterable[tuple[int, int]]) -> tuple[Span, ...]:
@@ -170,9 +156,8 @@ def unite(usages: Sequence[HostUsage]) -> HostUsage:
     for usage in usages:
         for library in usage.libraries:
             by_content[library.sha256].append(library)
-    processors = {processor for usage in usages for processor in usage.processors}
     return HostUsage(
-        processors=tuple(sorted(processors, key=lambda p: (p.model, p.flags))),
+        processors=tuple(sorted({model for usage in usages for model in usage.processors})),
         # A run may have been gathered before all of its processes began.
         processes={
             run_id: max(usage.processes.get(run_id, 0) for usage in usages)
@@ -221,7 +206,8 @@ def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
     record = load_files(run)
     known = {f.file: f for f in (*known_files, *record.files)}
     processes = read_page_logs(run.page_logs)
-    pages = unite_logs(processes)
+    pages = unite_logs(one for process in processes for one in process.libraries)
+    constants = unite_logs(one for process in processes for one in process.constants)
     incomplete: list[str] = []
     if lost := count_lost(run.page_logs):
         incomplete.append(f"{lost:,} loads of libraries were not recorded (is the disk full?)")
@@ -245,7 +231,11 @@ def gather(run: Run, known_files: Iterable[HostFile] = ()) -> HostUsage | None:
     own = HostUsage(
         processors=(record.processor,),
         processes={run.run_id: len(processes)},
-        libraries=tuple(describe(known[key], pages[key]) for key in pages if key in known),
+        libraries=tuple(
+            describe(known[key], logged, constants.get(key))
+            for key, logged in pages.items()
+            if key in known
+        ),
         incomplete=tuple(incomplete),
         failed=failed,
         chosen=chosen,

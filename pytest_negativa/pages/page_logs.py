@@ -109,10 +109,12 @@ def count_lost(folder: Path) -> int:
     Raises:
         StoreError: the file can't be read.
     """
-    path = folder / LOST_NAME
+    return int.from_bytes(_read(folder / LOST_NAME)[:4], "little")
+
+
+def _read(path: Path) -> bytes:
     with refusing(path, "read"):
-        data = read_regular(path, follow=False)
-    return int.from_bytes(data[:4], "little")
+        return read_regular(path, follow=False)
 
 
 def unwatched_programs(folder: Path) -> Iterator[str]:
@@ -126,9 +128,7 @@ def unwatched_programs(folder: Path) -> Iterator[str]:
         NegativaError: a log is damaged.
         StoreError: a file can't be read.
     """
-    path = folder / LOST_NAME
-    with refusing(path, "read"):
-        data = read_regular(path, follow=False)
+    data = _read(folder / LOST_NAME)
     count, *starts = _STARTS.unpack_from(data) if len(data) >= _STARTS.size else (0,)
     logs = read_page_logs(folder) if count else ()
     watched = {_name(os.fsencode(one.executable)) for one in logs if one.libraries}
@@ -195,8 +195,7 @@ def read_misses(paths: Iterable[Path]) -> list[Misses]:
 
 def _read_log(path: Path) -> LoggedProcess | None:
     """The process of a log; None if it was killed before its first record."""
-    with refusing(path, "read"):
-        data = read_regular(path, follow=False)
+    data = _read(path)
     with contextlib.suppress(ValueError, struct.error):
         return _parse(data)
     raise NegativaError(f"{path}: not a log of touched pages, or a damaged one")

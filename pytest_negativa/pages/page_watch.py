@@ -5,10 +5,12 @@ This module imports little: a session does this just before it starts itself aga
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pytest_negativa.models.pages import HostFiles, Processor
+from pytest_negativa.models.pages import HostFiles
 from pytest_negativa.models.spans import PAGE_SIZE
 from pytest_negativa.pages.auditors import watch_environment
 from pytest_negativa.storage.atomic import write_atomically
@@ -57,17 +59,9 @@ def prepare_logs(folder: Path) -> None:
     write_atomically(folder / LOST_NAME, bytes(PAGE_SIZE), mode=0o666)
 
 
-def read_processor(path: Path = Path("/proc/cpuinfo")) -> Processor:
-    """The first processor of ``/proc/cpuinfo``, see proc(5); an unknown one if it can't be read."""
-    fields: dict[str, str] = {}
-    try:
-        text = path.read_text("utf-8", "replace")
-    except OSError:
-        text = ""
-    for line in text.split("\n\n")[0].splitlines():
-        key, _, value = line.partition(":")
-        fields[key.strip()] = value.strip()
-    return Processor(
-        model=fields.get("model name", "unknown"),
-        flags=tuple(sorted(fields.get("flags", "").split())),
-    )
+def read_processor(path: Path = Path("/proc/cpuinfo")) -> str:
+    """The model of the first processor, see proc(5); an unknown one if it can't be read."""
+    with contextlib.suppress(OSError):
+        found = re.search(rb"^model name\s*:\s*(.*\S)", path.read_bytes(), re.MULTILINE)
+        return found[1].decode("utf-8", "replace") if found else "unknown"
+    return "unknown"

@@ -12,7 +12,7 @@ import datetime
 import hashlib
 import struct
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import asdict, replace
@@ -21,7 +21,6 @@ from pytest_negativa.errors import ReconstructError
 from pytest_negativa.models.analysis import AnalyzedLibrary
 from pytest_negativa.models.library import Cubin, Element, LibraryMap
 from pytest_negativa.models.lock import (
-    CpuCode,
     KeptCode,
     LeftOut,
     Lock,
@@ -41,7 +40,7 @@ from pytest_negativa.models.plan import (
 )
 from pytest_negativa.models.reconstruction import FILL
 from pytest_negativa.models.spans import covers, intersection, pages_in_words
-from pytest_negativa.models.verdict import CpuProof, LibraryStatus, ProvedLibrary, Verdict
+from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary, Verdict
 from pytest_negativa.planning.keep_needed import keep
 from pytest_negativa.planning.reachable import reachable_code
 
@@ -58,19 +57,22 @@ def make_lock(
     verdict: Verdict | None,
     place_of: Callable[[str], Place],
     *,
+    touched: HostUsage | None = None,
     unplanned: Sequence[LeftOut] = (),
     incomplete: tuple[str, ...] = (),
     unproved: bool = False,
     include: tuple[str, ...] = (),
     exclude: tuple[str, ...] = (),
 ) -> Lock:
-    """The lock of a run's GPU code.
+    """The lock of a run.
 
     Args:
         run_id: of the run.
         planned: all its libraries, with those that are the files of a distribution.
         verdict: what verification said; None if there was none.
         place_of: from a real path.
+        touched: the pages that its processes touched, if all of that is known. They come back when
+            they are used, so they need no proof.
         unplanned: what else it loaded that has, or may have, GPU code; by its real path.
         incomplete: why there may be more.
         unproved: take what has unused code, proved or not.
@@ -108,10 +110,25 @@ def make_lock(
         if row.sha256 in stays and row.sha256 not in of_files
     ]
     locked = _once([row for row in locked if row.sha256 not in stays])
+    libraries = tuple(row for row in locked if row.sha256 not in of_files)
+    proof = replace(_proof(run_id, verdict, reasons, planned), incomplete=incomplete)
+    if touched is not None:
+        libraries = with_pages(libraries, touched, place_of, is_new=True)
+        proof = replace(
+            proof,
+            processors=touched.processors,
+            pages_not_proved=_why_pages_unproved(libraries, verdict),
+            notes=tuple(
+                f"{text}; CPU code that only {of} tests need comes from the spare"
+                for texts, of in ((touched.failed, "such"), (touched.chosen, "other"))
+                for text in texts
+            ),
+            failed=bool(touched.failed),
+        )
     lock = Lock(
         digest="",
-        proof=replace(_proof(run_id, verdict, reasons, planned), incomplete=incomplete),
-        libraries=tuple(row for row in locked if row.sha256 not in of_files),
+        proof=proof,
+        libraries=libraries,
         left_out=tuple(sorted(left_out, key=lambda row: row.path)),
         include=include,
         exclude=exclude,
@@ -220,50 +237,34 @@ def widen_library(
     )
 
 
-def with_cpu_code(
-    lock: Lock, touched: HostUsage, proof: CpuProof | None, place_of: Callable[[str], Place]
-) -> Lock:
-    """The lock with all libraries that a run loaded, and their unused pages.
-
-    These come back when they are used, so they need no proof. If the lock has CPU code already, it
-    keeps what this run touched, too.
+def with_pages(
+    rows: Iterable[LockedLibrary],
+    touched: HostUsage,
+    place_of: Callable[[str], Place],
+    *,
+    is_new: bool = False,
+) -> tuple[LockedLibrary, ...]:
+    """A lock's libraries, and all that a run loaded, with their unused pages.
 
     Args:
         touched: what the processes of the run touched, if all of that is known.
-        proof: that of the pages, if there was any.
         place_of: from a real path.
+        is_new: the rows know no pages. Else they keep what this run touched, too.
     """
-    is_new, rows = lock.cpu is None, {row.sha256: row for row in lock.libraries}
+    found = {row.sha256: row for row in rows}
     for library in touched.libraries:
         places = [place_of(path) for path in library.paths]
-        row = rows.get(library.sha256) or LockedLibrary(
+        row = found.get(library.sha256) or LockedLibrary(
             **asdict(places[0]), sha256=library.sha256, size=library.size
         )
         before = library.unused if is_new else row.spans if row.loaded else ()
-        rows[library.sha256] = replace(
+        found[library.sha256] = replace(
             row,
             others=tuple(sorted({*row.others, *(place.path for place in places)} - {row.path})),
             pages=pages_in_words(intersection(before, library.unused)),
-            unwatched=row.unwatched or library.unwatched,
             loaded=True,
         )
-    proved = (r for r in proof.libraries if r.status is LibraryStatus.PROVED) if proof else ()
-    twice = {row.sha256 for row in proved}
-    once = (rows[one.sha256] for one in touched.libraries if one.sha256 not in twice)
-    cpu = lock.cpu or CpuCode(
-        not_proved=_NOT_VERIFIED
-        if proof is None
-        else proof.reasons
-        or tuple(f"{row.path}: one of the two runs alone loaded it" for row in once if row.pages),
-        processors=tuple(dict.fromkeys(processor.model for processor in touched.processors)),
-        notes=tuple(
-            f"{text}; CPU code that only {of} tests need comes from the spare"
-            for texts, of in ((touched.failed, "such"), (touched.chosen, "other"))
-            for text in texts
-        ),
-        failed=bool(touched.failed),
-    )
-    return seal(replace(lock, libraries=tuple(rows.values()), cpu=cpu))
+    return tuple(found.values())
 
 
 def needs_content(locked: LockedLibrary) -> bool:
@@ -459,6 +460,17 @@ def _proof(
         parts=verdict.parts,
         devices=tuple(devices[key] for key in sorted(devices, key=str)),
         versions=verdict.versions,
+    )
+
+
+def _why_pages_unproved(rows: Iterable[LockedLibrary], verdict: Verdict | None) -> tuple[str, ...]:
+    if verdict is None or verdict.cpu_reasons is None:
+        return _NOT_VERIFIED
+    twice = {row.sha256 for row in verdict.libraries if row.pages is not None}
+    return verdict.cpu_reasons or tuple(
+        f"{row.path}: one of the two runs alone loaded it"
+        for row in rows
+        if row.pages and row.sha256 not in twice
     )
 
 

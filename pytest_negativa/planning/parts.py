@@ -112,7 +112,7 @@ def _unite_rows(
     plan = one.plan
     rows, detail = [], None
     for part in parts:
-        known = () if part.verdict is None else part.verdict.libraries
+        known = () if part.verdict is None else part.verdict.gpu_libraries
         mine = [row for row in known if row.sha256 == plan.library.sha256]
         rows += mine
         if not mine and _loaded(part.usage, plan):

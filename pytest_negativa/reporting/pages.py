@@ -23,7 +23,8 @@ def render_host_report(report: HostReport, *, top: int) -> Iterator[str]:
     Args:
         top: rows of the table; 0 for all.
     """
-    watched, touched = report.watched, report.touched
+    watched = sum(row.watched for row in report.libraries)
+    touched = sum(row.touched for row in report.libraries)
     libraries = format_items(len(report.libraries), "library", "libraries")
     processes = format_items(report.processes, "process", "processes")
     yield (

@@ -11,12 +11,12 @@ from pytest_negativa.gpucode.demangle import demangle
 from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.settings import Reports
 from pytest_negativa.models.sizes import format_bytes
+from pytest_negativa.models.spans import size, spans_of_pages
 from pytest_negativa.models.verdict import (
     FLAKY_RULE,
     STAYING,
     TESTS_DIFFER,
     AspectChange,
-    CpuProof,
     LibraryStatus,
     ProvedLibrary,
     TestVerdict,
@@ -196,23 +196,24 @@ def _conclusion(verdict: Verdict) -> str:
 
 
 def render_cpu(verdict: Verdict) -> Iterator[str]:
-    """The proof of CPU code, a paragraph at a time; the last one is the conclusion."""
-    proof = verdict.cpu
-    assert proof is not None
+    """What a verdict says of CPU code, a paragraph at a time; the last one is the conclusion."""
     yield f"\n{' Verification of CPU code (pytest-negativa) ':=^80}"
-    yield from _remarks(proof.libraries)
+    left = (Path(row.path).name for row in verdict.libraries if row.pages is None)
+    yield from itemize("Left out: not loaded, or not watched, by both runs:", left, most=_MAX_TESTS)
     yield from _needs(verdict, Witness.TOUCHED_AGAIN)
-    yield from _tests("Tests that ended otherwise:", proof.tests)
-    yield "\n".join(map(printable, proof.limits))
-    yield describe_cpu(proof)
+    # Those of GPU code were shown with it.
+    differences = () if verdict.gpu_libraries else verdict.differences
+    yield from _tests("Tests that ended otherwise:", differences)
+    yield describe_cpu(verdict)
 
 
-def describe_cpu(proof: CpuProof) -> str:
-    """A proof of CPU code as a sentence, with a line for each reason against it."""
-    covered = [row for row in proof.libraries if row.status is not LibraryStatus.NOT_LOADED]
-    libraries = format_items(len(covered), "library", "libraries")
-    size = sum(row.unused_bytes for row in covered)
-    what = f"{format_bytes(size)} of CPU code in {libraries}"
-    if proof.proved:
-        return f"Proved on {printable(proof.processor.model)}: no test needs {what}."
-    return "\n".join(itemize(f"Not proved that no test needs {what}:", proof.reasons))
+def describe_cpu(verdict: Verdict) -> str:
+    """What a verdict says of CPU code as a sentence, with a line for each reason against it."""
+    if verdict.cpu_reasons:
+        return "\n".join(itemize("CPU code is not proved:", verdict.cpu_reasons))
+    proved = [spans_of_pages(row.pages) for row in verdict.libraries if row.pages is not None]
+    return (
+        f"Proved on {printable(verdict.versions['processor'])}: no test needs "
+        f"{format_bytes(sum(map(size, proved)))} of CPU code in "
+        f"{format_items(len(proved), 'library', 'libraries')}."
+    )

@@ -149,8 +149,7 @@ def lock_in_words(lock: Lock) -> str:
     proof = lock.proof
     if not proof.proved:
         return f"the lock of run {proof.run}, NOT PROVED"
-    cpus = () if lock.cpu is None else lock.cpu.processors
-    devices = [f"{d.name} ({d.compute_capability})" for d in proof.devices] or cpus
+    devices = [f"{d.name} ({d.compute_capability})" for d in proof.devices] or proof.processors
     return (
         f"the lock of run {proof.run}, proved by {sum(proof.tests.values()):,} tests on "
         f"{', '.join(devices) or 'no device'}" + (f", {proof.date}" if proof.date else "")
@@ -247,7 +246,7 @@ def never_loaded(request: SlimRequest, lock: Lock) -> Recipe:
         functools.partial(_plan_by_headers, plan_for_none),
         spare,
         strips_others=spare is None and request.strip_others,
-        takes_cpu_code=spare is not None and lock.cpu is not None,
+        takes_cpu_code=spare is not None and lock.has_pages,
     )
 
 

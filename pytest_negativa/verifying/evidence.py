@@ -15,7 +15,7 @@ from pytest_negativa.models.reconstruction import Reconstruction
 from pytest_negativa.models.settings import Verify
 from pytest_negativa.models.spans import Span
 from pytest_negativa.models.trace import Phase, Usage
-from pytest_negativa.models.verdict import Need, ProvedLibrary
+from pytest_negativa.models.verdict import Need, ProvedLibrary, Verdict
 from pytest_negativa.processes.redirect import read_logs
 from pytest_negativa.tracing.children import injection_library
 from pytest_negativa.verifying.rounds import MAX_ROUNDS, Program, RoundResult, conclusive_tests
@@ -75,7 +75,7 @@ class Attempt:
             ``used_again``.
         pages: the CPU code that the traced run, and that the rounds touched; None if the rounds
             did not trace it.
-        unwatched: why they may have touched more, by program.
+        before: on the originals: the verdict on GPU code, if there is one.
         ended_ns: when, nanoseconds since the epoch.
     """
 
@@ -100,7 +100,7 @@ class Attempt:
     touches: Touches = field(default_factory=Touches)
     again: tuple[Need, ...] = ()
     pages: tuple[HostUsage, HostUsage] | None = None
-    unwatched: tuple[str, ...] = ()
+    before: Verdict | None = None
 
     @property
     def is_on_copies(self) -> bool:

@@ -37,7 +37,7 @@ from pytest_negativa.verifying.evidence import (
     count_gpu_tests,
     libraries_by_test,
 )
-from pytest_negativa.verifying.page_proof import judge_pages, missed_pages
+from pytest_negativa.verifying.page_proof import judge_pages
 from pytest_negativa.verifying.process_ends import commands_of, reasons_of_ends
 from pytest_negativa.verifying.rounds import RoundResult
 from pytest_negativa.verifying.same_outcome import (
@@ -74,19 +74,17 @@ def judge(attempt: Attempt) -> Verdict:
     Copies that are not proved may have led the tests to other CPU code, and show nothing of it.
     """
     tests = evidence_of_tests(attempt)
-    verdict = _judge_copies(attempt, tests) if attempt.is_on_copies else None
-    if verdict is not None and (attempt.pages is None or not verdict.proved):
-        return verdict
+    against: tuple[str, ...] = ()
+    if attempt.is_on_copies:
+        verdict = _judge_copies(attempt, tests)
+        if attempt.pages is None or not verdict.proved:
+            return verdict
+    else:
+        against = tuple(reasons_of_outcomes(tests, judge_tests(tests)))
+        rounds = tuple(map(facts_of, attempt.all_rounds))
+        verdict = replace(attempt.before or verdict_of(attempt, tests, against), rounds=rounds)
     assert attempt.pages is not None
-    verdicts = judge_tests(tests)
-    cpu = judge_pages(
-        *attempt.pages,
-        verdicts,
-        (*attempt.unwatched, *reasons_of_outcomes(tests, verdicts)),
-        compares_ends=bool(attempt.traced.usage.processes),
-    )
-    verdict = verdict or verdict_of(attempt, tests, cpu.reasons)
-    return replace(verdict, cpu=cpu, needs=(*verdict.needs, *missed_pages(*attempt.pages)))
+    return judge_pages(verdict, *attempt.pages, against)
 
 
 def _judge_copies(attempt: Attempt, tests: TestEvidence) -> Verdict:

@@ -1,4 +1,4 @@
-"""The supervisor: traces if asked to, verifies, shows the verdict; why there is no page proof.
+"""The supervisor: traces if asked to, verifies, shows the verdict.
 
 ``verifying.rounds.run_all`` decides which tests run again after a crash.
 """
@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from pytest_negativa.errors import SYSTEM_REFUSALS, ExitStatus, NegativaError, OptionError, Stopped
 from pytest_negativa.models.round import RoundKind
 from pytest_negativa.models.settings import Settings
 from pytest_negativa.models.verdict import Verdict
 from pytest_negativa.pages.auditors import traces_cpu, why_unwatchable
+from pytest_negativa.pages.gather import require_usage
 from pytest_negativa.pages.page_watch import watch_pages
 from pytest_negativa.processes.programs import interruptible
 from pytest_negativa.reporting.next_command import next_line
-from pytest_negativa.reporting.text import fit, print_error, printable
+from pytest_negativa.reporting.text import fit, print_error
 from pytest_negativa.reporting.verdict import render_cpu, render_verdict
 from pytest_negativa.storage.runs import Run, RunsFolder
 from pytest_negativa.verifying.heal import verify_and_heal
@@ -85,11 +85,6 @@ def verify_program(
     is_located = run.usage_file.exists() or not run.trace_files()
     # No GPU code was traced.
     is_cpu_alone = settings.cpu and not has_plan and run.has_pages and is_located
-    if (reason := why_no_page_proof(run) if settings.cpu else None) is not None:
-        _say(f"negativa: no proof of CPU code: {printable(reason)}")
-        if is_cpu_alone:
-            _say(next_line(run))
-            return 1
     if traces and not is_cpu_alone and (not has_plan or run.failure is not None):
         _say("negativa: nothing to verify: the traced run has no plan")
         report(run)
@@ -98,18 +93,16 @@ def verify_program(
         return status or 1
     run.hold()
     traced = load_traced_run(run, settings, own_status, cpu_alone=is_cpu_alone)
-    proves_cpu = settings.cpu and reason is None
-    verification = Verification(traced, settings, runner, cpu=proves_cpu)
+    verification = Verification(traced, settings, runner)
     verdict = None if is_cpu_alone else _prove_gpu(verification)
     try:
-        if proves_cpu:
+        if settings.cpu:
             verdict = _prove_cpu(verification, verdict)
-            _show(render_cpu(verdict), proved=verdict.proves_cpu)
     finally:
         if has_plan:
             report(run)  # Its page shows all of the verdict.
     _say(next_line(run))
-    if verdict is None or not verdict.proved or (settings.cpu and not verdict.proves_cpu):
+    if verdict is None or verdict.reasons or verdict.cpu_reasons:
         return 1
     # The program's own exit status if all is proved.
     return _shell_status(verdict.exit_status or 0) or status
@@ -133,39 +126,25 @@ def _prove_gpu(verification: Verification) -> Verdict:
 
 
 def _prove_cpu(verification: Verification, verdict: Verdict | None) -> Verdict:
-    """The verdict on CPU code, too: if no proof of GPU code shows that, by a run on the originals.
+    """Show the verdict on CPU code: if no proof of GPU code has it, by a run on the originals.
 
     Args:
         verdict: on GPU code; None if there is none.
+
+    Raises:
+        StoreError: there is no trace of CPU code.
     """
-    if verdict is None or verdict.cpu is None:
-        found = judge(verification.attempt(None))
-        if verdict is None:
-            verdict = found
-        else:
-            needs = (*verdict.needs, *found.needs)
-            verdict = replace(verdict, needs=needs, rounds=found.rounds, cpu=found.cpu)
+    if verdict is None or verdict.cpu_reasons is None:
+        require_usage(verification.traced.run)
+        verdict = judge(replace(verification.attempt(None), before=verdict))
         verification.write(verdict)
+    _show(render_cpu(verdict), proved=not verdict.cpu_reasons)
     return verdict
 
 
 def _shell_status(status: int) -> int:
     """A status as shells have it: 128 and the number of the signal that ended the program."""
     return status if status >= 0 else 128 - status
-
-
-def why_no_page_proof(run: Run) -> str | None:
-    """Reason for which the CPU code of a traced run can't be proved; None if it can."""
-    if not run.page_log_files.exists():
-        if run.has_pages:
-            return (
-                f"{run} unites several runs, and no session has their tests; verify one of them, "
-                "which adds pages to its trace"
-            )
-        return why_unwatchable() or f"{run} has no trace of CPU code; trace with --negativa-cpu"
-    if (failure := run.failure) is not None:
-        return f"the traced run failed: {failure}"
-    return why_unwatchable()
 
 
 def _trace(program: Program, settings: Settings) -> RoundResult:

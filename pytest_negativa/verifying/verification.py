@@ -91,15 +91,12 @@ class Verification:
     """One verification of a traced run: rounds of its tests on copies of its libraries.
 
     Args:
-        runner: runs its rounds.
-        cpu: whether the rounds trace CPU code. Compacted copies have their code elsewhere.
+        runner: runs its rounds. They trace CPU code if the traced run did.
     """
 
-    def __init__(
-        self, traced: TracedRun, settings: Settings, runner: RoundRunner, *, cpu: bool
-    ) -> None:
+    def __init__(self, traced: TracedRun, settings: Settings, runner: RoundRunner) -> None:
         self._touched: HostUsage | None = None
-        self._cpu = cpu
+        self._cpu = settings.cpu and traced.run.page_log_files.exists()
         self.traced = traced
         self.program = runner.program
         self.settings = settings
@@ -136,6 +133,7 @@ class Verification:
             self._originals = {}
         self._remove_tables()
         reconstruction = self._write_copies(planned)
+        planned = planned or ()
         planned = planned or ()
         rounds = self._run(RoundKind.VERIFY, None)
         self._lingering += self._users_of_copies()

@@ -223,7 +223,7 @@ def test_beside_gpu_code(project: Project) -> None:
     done = project.negativa(*gpu)
     assert "left out: CPU code: a library was gone; trace again\n" in done.stdout
     lock = load_lock(project.folder / "negativa.lock")
-    assert lock.cpu is None and not any(row.pages for row in lock.libraries)
+    assert not lock.has_pages and not any(row.pages for row in lock.libraries)
     assert "CPU code" in {row.path for row in lock.left_out}
 
     run.host_usage_file.write_bytes(msgspec.json.encode(usage_of(here)))

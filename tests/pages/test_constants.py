@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pytest_negativa.models.pages import HostFile
 from pytest_negativa.pages.auditors import watch_environment
-from pytest_negativa.pages.gather import unite_logs
+from pytest_negativa.pages.gather import describe, unite_logs
 from pytest_negativa.pages.page_logs import count_lost, read_page_logs
 from pytest_negativa.pages.page_watch import prepare_logs
 from pytest_negativa.processes.redirect import redirect_environment, write_table
@@ -51,8 +52,13 @@ def blocks_read(logs: Path, library: Path, code: str, status: int = 0) -> set[in
     )
     assert (done.returncode, done.stderr) == (status, "")
     assert count_lost(logs) == 0
-    pages = unite_logs(read_page_logs(logs))
-    [unread] = [found.unread for key, found in pages.items() if key.path == str(library)]
+    processes = read_page_logs(logs)
+    libraries = unite_logs(one for process in processes for one in process.libraries)
+    constants = unite_logs(one for process in processes for one in process.constants)
+    [key] = [key for key in libraries if key.path == str(library)]
+    # Addresses as offsets.
+    file = HostFile(file=key, sha256="", build_id=None, segments=((0, 0, 1 << 40),))
+    unread = describe(file, libraries[key], constants.get(key)).unread
     [first] = [at for at, name in symbols_of(library).items() if name == "blocks"]
     middles = {block: first + block * BLOCK + BLOCK // 2 for block in range(BLOCKS)}
     return {n for n, at in middles.items() if not any(s <= at < e for s, e in unread)}

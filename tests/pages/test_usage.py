@@ -25,18 +25,17 @@ from pytest_negativa.models.pages import (
     HostReport,
     HostRow,
     HostUsage,
-    Processor,
 )
 from pytest_negativa.models.spans import PAGE_SIZE, Span, union
 from pytest_negativa.pages.functions import FunctionStarts, functions_within, summarize
 from pytest_negativa.pages.gather import (
-    FilePages,
     add_touched,
     describe,
     gather,
     identify,
     unite,
 )
+from pytest_negativa.pages.page_logs import LoggedLibrary
 from pytest_negativa.pages.page_watch import read_processor
 from pytest_negativa.reporting.pages import render_host_report
 from pytest_negativa.storage.records import write_record
@@ -50,7 +49,7 @@ def test_the_library_that_writes_the_trace_is_left_whole() -> None:
     path = os.path.realpath(msgspec._core.__file__)
     file = identify(key_of(Path(path)))
     assert isinstance(file, HostFile)
-    library = describe(file, FilePages(frozenset(), frozenset(), watched=True))
+    library = describe(file, LoggedLibrary(file.file, True, (), ()))
     assert library.unwatched == "the tracer uses it, too"
 
 
@@ -72,7 +71,7 @@ def usages(draw: st.DrawFn) -> HostUsage:
         for sha256 in draw(st.sets(st.sampled_from("abc")))
     )
     return HostUsage(
-        processors=(Processor(model=draw(st.sampled_from(("A", "B"))), flags=("fpu",)),),
+        processors=(draw(st.sampled_from(("A", "B"))),),
         processes={draw(st.sampled_from(("r1", "r2"))): draw(st.integers(1, 3))},
         libraries=libraries,
         incomplete=draw(st.sampled_from(((), ("one",), ("one", "two")))),
@@ -111,7 +110,7 @@ def test_a_union_loses_no_page(first: HostUsage, second: HostUsage) -> None:
 
 
 def test_what_a_proof_touched_is_of_the_run(tmp_path: Path) -> None:
-    run, processor = Run(tmp_path), Processor(model="X", flags=())
+    run, processor = Run(tmp_path), "X"
     run.page_logs.mkdir()
     (run.page_logs / LOST_NAME).write_bytes(bytes(4))
     write_record(run.page_log_files, HostFiles(processor=processor))
@@ -143,13 +142,13 @@ def test_what_a_proof_touched_is_of_the_run(tmp_path: Path) -> None:
 
 def test_processors_are_listed_each_once() -> None:
     usage = HostUsage(
-        processors=(Processor(model="A", flags=("avx2",)),),
+        processors=("A",),
         processes={"r": 1},
         libraries=(),
         incomplete=(),
     )
-    other = replace(usage, processors=(Processor(model="B", flags=()),))
-    assert [p.model for p in unite([other, usage, usage]).processors] == ["A", "B"]
+    other = replace(usage, processors=("B",))
+    assert unite([other, usage, usage]).processors == ("A", "B")
     (text,) = render_host_report(summarize(unite([other, usage])), top=0)
     assert " on A, B." in text
 
@@ -284,6 +283,6 @@ def test_functions_on_touched_pages_are_an_upper_bound(tmp_path: Path) -> None:
 
 
 def test_an_unknown_processor(tmp_path: Path) -> None:
-    assert read_processor(tmp_path / "none").model == "unknown"
+    assert read_processor(tmp_path / "none") == "unknown"
     (tmp_path / "cpuinfo").write_text("model name\t: X 1\nflags\t\t: sse2 avx\n\nmodel name: Y\n")
-    assert read_processor(tmp_path / "cpuinfo") == Processor(model="X 1", flags=("avx", "sse2"))
+    assert read_processor(tmp_path / "cpuinfo") == "X 1"

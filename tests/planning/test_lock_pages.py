@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.errors import StoreError
 from pytest_negativa.models.lock import Lock, LockedLibrary, Place, seal
-from pytest_negativa.models.pages import HostLibrary, HostUsage, Processor
+from pytest_negativa.models.pages import HostLibrary, HostUsage
 from pytest_negativa.models.spans import (
     PAGE_SIZE,
     Span,
@@ -20,13 +20,14 @@ from pytest_negativa.models.spans import (
     union,
     within,
 )
-from pytest_negativa.models.verdict import CpuProof, LibraryStatus
-from pytest_negativa.planning.lock import make_lock, with_cpu_code
+from pytest_negativa.models.verdict import Verdict
+from pytest_negativa.planning.lock import make_lock
 from pytest_negativa.storage.lockfile import decode_lock, encode_lock
-from pytest_negativa.verifying.page_proof import _judge_library
+from pytest_negativa.verifying.page_proof import judge_pages
 from tests.support.faults import PlantedFault
+from tests.support.sites import verdict_of, with_pages
 
-CPU = Processor(model="a CPU", flags=("avx",))
+CPU = "a CPU"
 EMPTY = make_lock("run", [], None, Place, unproved=True)
 ONE, TWO = "1" * 64, "2" * 64
 
@@ -60,11 +61,11 @@ def locked(lock: Lock, sha256: str = ONE) -> LockedLibrary:
 
 
 def test_what_no_process_touched_may_leave() -> None:
-    lock = with_cpu_code(EMPTY, usage(library("/b.so"), library("/a.so", TWO)), None, Place)
+    lock = with_pages(usage(library("/b.so"), library("/a.so", TWO)))
     assert [row.path for row in lock.libraries] == ["/a.so", "/b.so"]
     row = locked(lock)
     assert (row.pages, row.loaded, row.code_sha256) == ("1-4 6-10", True, None)
-    assert lock.cpu is not None and lock.cpu.processors == ("a CPU",)
+    assert lock.has_pages and lock.proof.processors == ("a CPU",)
     assert lock.gpu_libraries == ()
 
 
@@ -72,40 +73,36 @@ def test_a_library_with_gpu_code_has_one_row_and_all_its_paths() -> None:
     known = LockedLibrary(path="/z.so", sha256=ONE, size=12 * PAGE_SIZE - 1, code_sha256="0" * 64)
     lock = replace(EMPTY, libraries=(known,))
     paths = ("/a.so", "/b.so", "/z.so")
-    row = locked(with_cpu_code(lock, usage(library(paths=paths)), None, Place))
+    row = locked(with_pages(usage(library(paths=paths)), lock))
     assert row == replace(known, others=("/a.so", "/b.so"), pages="1-4 6-10")
 
 
 def test_a_library_that_was_not_watched_is_known_and_keeps_all() -> None:
-    row = locked(with_cpu_code(EMPTY, usage(library(unwatched="relocated")), None, Place))
-    assert (row.pages, row.unwatched) == ("", "relocated")
+    row = locked(with_pages(usage(library(unwatched="relocated"))))
+    assert row.pages == ""
 
 
 def test_another_run_widens_and_never_takes_more() -> None:
-    lock = with_cpu_code(EMPTY, usage(library()), None, Place)
+    lock = with_pages(usage(library()))
     other = library(touched=pages(0, 1, 2), unread=pages(11))
-    wider = with_cpu_code(lock, usage(other, library("/new.so", TWO)), None, Place)
+    wider = with_pages(usage(other, library("/new.so", TWO)), lock)
     # Page 5 stays though that run did not touch it, and so does all of what the first never saw.
     assert locked(wider).pages == "3-4 6-9"
     assert (locked(wider, TWO).pages, locked(wider, TWO).loaded) == ("", True)
-    assert wider.cpu == lock.cpu and wider == seal(wider) != lock
-    unwatched = with_cpu_code(lock, usage(library(unwatched="relocated")), None, Place)
+    assert wider.proof == lock.proof and wider == seal(wider) != lock
+    unwatched = with_pages(usage(library(unwatched="relocated")), lock)
     assert locked(unwatched).pages == ""
     came_back = replace(locked(lock), loaded=False)
     lock = replace(lock, libraries=(came_back,))
-    used = locked(with_cpu_code(lock, usage(library()), None, Place))
+    used = locked(with_pages(usage(library()), lock))
     assert (used.pages, used.loaded) == ("", True)
 
 
-def proof(*rows: HostLibrary, found: HostLibrary | None, reasons: tuple[str, ...] = ()) -> CpuProof:
-    return CpuProof(
-        proved=not reasons,
-        reasons=reasons,
-        processor=CPU,
-        limits=(),
-        libraries=tuple(_judge_library(row, found) for row in rows),
-        tests=(),
-    )
+def proof(*rows: HostLibrary, found: HostLibrary | None, reasons: tuple[str, ...] = ()) -> Verdict:
+    again = usage(*filter(None, [found]), incomplete=reasons)
+    other = library("/other.so", "3" * 64)
+    again = replace(again, libraries=(*again.libraries, other))
+    return judge_pages(verdict_of(), usage(*rows, other), again, ())
 
 
 @pytest.mark.planted_fault(
@@ -113,18 +110,17 @@ def proof(*rows: HostLibrary, found: HostLibrary | None, reasons: tuple[str, ...
     says="/one.so: one of the two runs alone loaded it",
 )
 def test_what_is_not_proved(fault: PlantedFault) -> None:
-    def not_proved(made: CpuProof | None, *libraries: HostLibrary) -> tuple[str, ...]:
-        lock = with_cpu_code(EMPTY, usage(*libraries), made, Place)
-        assert lock.cpu is not None
-        return lock.cpu.not_proved
+    def not_proved(made: Verdict | None, *libraries: HostLibrary) -> tuple[str, ...]:
+        lock = make_lock("run", [], made, Place, touched=usage(*libraries), unproved=True)
+        return lock.proof.pages_not_proved
 
     one = library()
-    assert not_proved(None, one) == ("it was not verified",)
+    assert not_proved(None, one) == not_proved(verdict_of(), one) == ("it was not verified",)
     assert not_proved(proof(one, found=one), one) == ()
     assert not_proved(proof(one, found=one, reasons=("a test differs",)), one) == (
         "a test differs",
     )
-    assert proof(one, found=None).libraries[0].status is LibraryStatus.NOT_LOADED
+    assert proof(one, found=None).libraries[0].pages is None
     [told] = not_proved(proof(one, found=None), one)
     fault.check(told)
     # The proof alone loaded it.
@@ -134,23 +130,21 @@ def test_what_is_not_proved(fault: PlantedFault) -> None:
 
 
 def test_a_sealed_lock_has_its_libraries_by_path() -> None:
-    lock = with_cpu_code(EMPTY, usage(library("/b.so"), library("/a.so", TWO)), None, Place)
+    lock = with_pages(usage(library("/b.so"), library("/a.so", TWO)))
     assert seal(replace(lock, libraries=lock.libraries[::-1])) == lock
 
 
 def test_notes_of_tests() -> None:
-    lock = with_cpu_code(
-        EMPTY, usage(failed=("R: 1 test failed",), chosen=("R: -k a",)), None, Place
-    )
-    assert lock.cpu is not None and lock.cpu.failed
-    assert lock.cpu.notes == (
+    lock = with_pages(usage(failed=("R: 1 test failed",), chosen=("R: -k a",)))
+    assert lock.proof.failed
+    assert lock.proof.notes == (
         "R: 1 test failed; CPU code that only such tests need comes from the spare",
         "R: -k a; CPU code that only other tests need comes from the spare",
     )
 
 
 class TestFile:
-    LOCK = with_cpu_code(EMPTY, usage(library(), library("/two.so", TWO)), None, Place)
+    LOCK = with_pages(usage(library(), library("/two.so", TWO)))
 
     def test_it_comes_back(self) -> None:
         text = encode_lock(self.LOCK)

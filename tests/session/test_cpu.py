@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from pytest_negativa.models.pages import HostLibrary, HostUsage
-from pytest_negativa.models.spans import Span, covers
+from pytest_negativa.models.spans import Span, covers, size, spans_of_pages
 from pytest_negativa.models.verdict import Witness
 from pytest_negativa.pages.gather import require_usage
 from pytest_negativa.storage.outcomes import read_outcomes
@@ -279,7 +279,7 @@ def test_tests_that_failed_leave_a_trace_for_a_slim_with_a_spare(
     assert usage.incomplete == () and "1 test failed" in usage.failed[0]
     # A failed test is compared like any other.
     verified = project.pytest("-q", "--negativa-verify", "--negativa-cpu", status=1)
-    assert "no proof of CPU code" not in verified.stdout
+    assert "Proved on " in verified.stdout
 
 
 @pytest.mark.slow
@@ -347,15 +347,19 @@ def missed_in(verdict: Any, library: Path) -> list[Span]:
     return [Span(*span) for span in need["spans"]]
 
 
+def pages_in(verdict: Any, library: Path) -> int:
+    """Bytes of a library's pages that a verdict says are not needed."""
+    (row,) = (one for one in verdict["libraries"] if one["path"] == str(library))
+    return size(spans_of_pages(row["pages"]))
+
+
 @pytest.mark.slow
 def test_untouched_pages_are_proved_unneeded(project: Project, library: Path) -> None:
     done = project.pytest("-q", "--negativa", "--negativa-verify", "-k", "calls")
     assert "Proved on" in done.stdout
     verdict = project.latest("verdict.json")
-    assert verdict["proved"] and not verdict["libraries"]
-    assert (verdict["cpu"]["proved"], verdict["cpu"]["reasons"]) == (True, [])
-    (row,) = (one for one in verdict["cpu"]["libraries"] if one["path"] == str(library))
-    assert row["unused_bytes"] >= 7 * 4096
+    assert verdict["proved"] and verdict["cpu_reasons"] == []
+    assert pages_in(verdict, library) >= 7 * 4096
 
 
 @pytest.mark.slow
@@ -371,14 +375,13 @@ def test_a_page_that_is_needed_after_all(
     fault.check(line_of_need(done.stdout, library))
     verdict = project.latest("verdict.json")
     assert verdict["proved"] and len(verdict["rounds"]) == 1
-    (row,) = (one for one in verdict["cpu"]["libraries"] if one["path"] == str(library))
     missed = missed_in(verdict, library)
     assert functions_in(library, missed) == {"in_thread"}
     # The page joined the run, and no plan by this run takes it.
     usage = require_usage(Run((project.results / "latest").resolve()))
     (kept,) = (one for one in usage.libraries if one.paths[0] == str(library))
     assert covers(kept.touched, *missed[0])
-    assert kept.watched_bytes - kept.touched_bytes == row["unused_bytes"]
+    assert size(kept.watched) - size(kept.touched) == pages_in(verdict, library)
 
 
 LATER = """
@@ -510,23 +513,21 @@ def test_gpu_code_and_cpu_code_are_proved_in_one_round(tmp_path: Path) -> None:
     assert page["hostProof"].startswith("Proved on ")
     assert done.stdout.rstrip().endswith("\nNext: negativa lock")
     verdict = project.latest("verdict.json")
-    pages = verdict["cpu"]
-    assert verdict["proved"] and pages["proved"]
+    assert verdict["proved"] and verdict["cpu_reasons"] == []
     assert [r["kind"] for r in verdict["rounds"]] == ["verify"]
-    copied = str(project.folder / "lib.so")
-    (row,) = (one for one in pages["libraries"] if one["path"] == copied)
-    assert row["detail"] is None
+    copied = project.folder / "lib.so"
+    pages_in(verdict, copied)
     # The library is the same, though its file is newer than the trace.
     os.utime(copied)
     project.pytest("-q", "--negativa-verify", "--negativa-cpu", "-k", "uses")
-    pages = project.latest("verdict.json")["cpu"]
-    (row,) = (one for one in pages["libraries"] if one["path"] == copied)
-    assert pages["proved"] and row["detail"] is None
+    verdict = project.latest("verdict.json")
+    pages_in(verdict, copied)
+    assert verdict["cpu_reasons"] == []
 
     # What the tests need on the copies alone is seen there.
     done = project.pytest(*options)
     assert "PROVED: " in done.stdout and TOUCHED_AGAIN in done.stdout
-    rows = [one["path"] for one in project.latest("verdict.json")["cpu"]["libraries"]]
+    rows = [one["path"] for one in project.latest("verdict.json")["libraries"]]
     assert len(set(rows)) == len(rows) and not any("reconstructed" in path for path in rows)
 
 
@@ -545,7 +546,7 @@ def test_a_healed_session_ends_as_its_last_round(tmp_path: Path) -> None:
     project = VerifiedProject(tmp_path / "project", HEALS)
     project.pytest("-q", "--negativa", "--negativa-heal", "--negativa-cpu")
     verdict = project.latest("verdict.json")
-    assert verdict["proved"] and verdict["needs"] and verdict["cpu"]["proved"]
+    assert verdict["proved"] and verdict["needs"] and verdict["cpu_reasons"] == []
     assert [r["status"] for r in verdict["rounds"]] == [1, 0]
 
 
@@ -556,8 +557,22 @@ def test_cpu_code_is_proved_on_the_originals_if_gpu_code_is_not(tmp_path: Path) 
     assert "\nNOT PROVED:" in done.stdout and "\nProved on " in done.stdout
     verdict = project.latest("verdict.json")
     assert not verdict["proved"] and verdict["reasons"] and verdict["libraries"]
-    assert verdict["cpu"]["proved"] and len(verdict["rounds"]) == 2
+    assert verdict["cpu_reasons"] == [] and len(verdict["rounds"]) == 2
     assert done.stdout.rstrip().endswith("\nNext: pytest --negativa-heal")
+
+
+@pytest.mark.slow
+@pytest.mark.planted_fault(
+    "a requested proof of CPU code is skipped", says="no trace of CPU code; make one with"
+)
+def test_a_run_without_a_trace_of_cpu_code(tmp_path: Path, fault: PlantedFault) -> None:
+    project = VerifiedProject(tmp_path / "project", HEALS)
+    project.pytest("-q", "--negativa", "-k", "use")
+    words = ("-q", "--negativa-verify", "--negativa-cpu", "-k", "use")
+    done = project.pytest(*words, status=1)
+    fault.check(done.stdout + done.stderr)
+    verdict = project.latest("verdict.json")
+    assert verdict["proved"] and verdict["cpu_reasons"] is None
 
 
 SHARDS = """
@@ -638,7 +653,6 @@ def test_damages():
     project.pytest("-q", "--negativa")
     project.write("damage", "")
     done = project.pytest("-q", "--negativa-verify", status=1)
-    assert "Not proved that no test needs" in done.stdout
-    assert "the proof is not complete: " in done.stdout and "1.1.1.pages" in done.stdout
+    assert "CPU code is not proved:" in done.stdout and "1.1.1.pages" in done.stdout
     (project.folder / "damage").unlink()
     project.pytest("-q", "--negativa-verify")

@@ -120,8 +120,9 @@ def summarize(verdict: Verdict) -> Iterator[str]:
     """A line for each thing that a verdict says, alike in all runs of one test."""
     said = [f"proved: {verdict.proved}", *(f"reason: {reason}" for reason in verdict.reasons)]
     said += [
-        f"library: {Path(row.path).name} {row.status} {row.detail}" for row in verdict.libraries
+        f"library: {Path(row.path).name} {row.status} {row.detail}" for row in verdict.gpu_libraries
     ]
+    said += [f"CPU code: {reason}" for reason in verdict.cpu_reasons or ()]
     said += [
         f"test: {test.nodeid} {test.before} {test.after} flaky: {test.flaky} "
         f"lost: {test.gpu_error is not None} {[(c.aspect, c.tolerated) for c in test.changes]}"

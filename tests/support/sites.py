@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from pytest_negativa.installed.owners import Owners
 from pytest_negativa.models.analysis import AnalyzedLibrary
-from pytest_negativa.models.lock import Lock
+from pytest_negativa.models.lock import Lock, seal
 from pytest_negativa.models.outcomes import Outcome
 from pytest_negativa.models.pages import HostUsage
 from pytest_negativa.models.spans import Span
@@ -27,7 +27,8 @@ from pytest_negativa.models.verdict import (
     TestVerdict,
     Verdict,
 )
-from pytest_negativa.planning.lock import make_lock, with_cpu_code
+from pytest_negativa.planning.lock import make_lock
+from pytest_negativa.planning.lock import with_pages as add_pages
 from tests.support.compacting import plan_of, read
 from tests.support.libraries import MULTIARCH
 
@@ -204,5 +205,17 @@ def digests(folder: Path) -> dict[str, str]:
 
 def with_pages(usage: HostUsage, lock: Lock | None = None) -> Lock:
     """A lock, or one without GPU code, with what a run touched of CPU code."""
-    lock = lock or make_lock("run", [], None, Owners().of, unproved=True)
-    return with_cpu_code(lock, usage, None, Owners().of)
+    alone = make_lock("run", [], None, Owners().of, touched=usage, unproved=True)
+    if lock is None:
+        return alone
+    proof, found = lock.proof, alone.proof
+    if not lock.has_pages:
+        proof = replace(
+            proof,
+            processors=found.processors,
+            pages_not_proved=found.pages_not_proved,
+            notes=found.notes,
+            failed=found.failed,
+        )
+    rows = add_pages(lock.libraries, usage, Owners().of, is_new=not lock.has_pages)
+    return seal(replace(lock, proof=proof, libraries=rows))

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from msgspec import structs
 
 from pytest_negativa.models.outcomes import Outcome, TestResult
-from pytest_negativa.models.pages import HostLibrary, HostUsage, Processor
+from pytest_negativa.models.pages import HostLibrary, HostUsage
 from pytest_negativa.models.spans import PAGE_SIZE, Span
-from pytest_negativa.models.verdict import CpuProof, LibraryStatus, Need
+from pytest_negativa.models.verdict import LibraryStatus, ProvedLibrary, Verdict
 from pytest_negativa.reporting.verdict import render_cpu
-from pytest_negativa.storage.runs import Run
 from pytest_negativa.verifying.judge import TestEvidence, judge_tests, reasons_of_outcomes
-from pytest_negativa.verifying.page_proof import (
-    UNAUDITED,
-    UNCOMPARED,
-    judge_pages,
-    missed_pages,
-)
-from pytest_negativa.verifying.supervisor import why_no_page_proof
+from pytest_negativa.verifying.page_proof import judge_pages
 from tests.support.faults import PlantedFault
-from tests.support.paged import needs_page_watch
 from tests.support.sites import verdict_of
 
 TRACED = HostLibrary(
@@ -41,7 +31,7 @@ def touched(*spans: tuple[int, int]) -> HostLibrary:
 
 def usage_of(*libraries: HostLibrary, incomplete: tuple[str, ...] = ()) -> HostUsage:
     return HostUsage(
-        processors=(Processor(model="X", flags=()),),
+        processors=("X",),
         processes={"run": 1},
         libraries=libraries,
         incomplete=incomplete,
@@ -69,32 +59,50 @@ def judge(
     tests: TestEvidence | None = None,
     traced: tuple[HostLibrary, ...] = (TRACED,),
     lacks: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
-) -> CpuProof:
+    gpu: Verdict | None = None,
+) -> Verdict:
     tests = tests or evidence()
-    verdicts = judge_tests(tests)
     return judge_pages(
+        gpu or verdict_of(),
         usage_of(*traced, incomplete=lacks[0]),
         usage_of(*found, incomplete=lacks[1]),
-        verdicts,
-        reasons_of_outcomes(tests, verdicts),
-        compares_ends=False,
+        tuple(reasons_of_outcomes(tests, judge_tests(tests))),
     )
 
 
-def missed(*found: HostLibrary) -> list[Need]:
-    return list(missed_pages(usage_of(TRACED), usage_of(*found)))
-
-
-def shown(proof: CpuProof, *needs: Need) -> str:
-    return "\n".join(render_cpu(structs.replace(verdict_of(), cpu=proof, needs=needs)))
+def shown(verdict: Verdict) -> str:
+    return "\n".join(render_cpu(verdict))
 
 
 def test_pages_that_nothing_touched_are_proved() -> None:
     verdict = judge(touched((0x11000, 0x12000)))
-    assert (verdict.proved, verdict.reasons) == (True, ())
+    assert (verdict.proved, verdict.reasons, verdict.cpu_reasons) == (True, (), ())
     (row,) = verdict.libraries
-    assert (row.code_bytes, row.unused_bytes, row.left_bytes) == (0x8000, 0x6000, 0x2000)
-    assert missed(touched((0x11000, 0x12000))) == []
+    assert (row.pages, row.status) == ("19-24", LibraryStatus.NOTHING_UNUSED)
+    assert verdict.needs == () and not verdict.gpu_libraries
+    assert "Proved on X: no test needs 24.6 kB of CPU code in 1 library." in shown(verdict)
+
+
+def test_a_library_with_gpu_code_has_one_row() -> None:
+    known = ProvedLibrary(
+        path="/b/liba.so", soname="liba.so", build_id=None, size=TRACED.size, sha256=TRACED.sha256,
+        status=LibraryStatus.NOT_PROVED, elements=2,
+    )  # fmt: skip
+    other = structs.replace(known, path="/b/libb.so", sha256="b" * 64)
+    gpu = structs.replace(
+        verdict_of(), proved=False, reasons=("a kernel is needed",), libraries=(known, other)
+    )
+    both = structs.replace(TRACED, paths=("/b/liba.so", "/lib/liba.so"))
+    verdict = judge(both, traced=(both,), gpu=gpu)
+    assert verdict.libraries == (structs.replace(known, pages="19-24"), other)
+    # Each keeps its reasons.
+    assert (verdict.reasons, verdict.cpu_reasons) == (gpu.reasons, ())
+    # Another file at the same path is another library.
+    changed = structs.replace(both, sha256="c" * 64)
+    verdict = judge(changed, traced=(changed,), gpu=gpu)
+    assert [(row.sha256[:1], row.pages) for row in verdict.libraries if row.sha256] == [
+        ("a", None), ("b", None), ("c", "19-24"),
+    ]  # fmt: skip
 
 
 @pytest.mark.planted_fault(
@@ -102,74 +110,48 @@ def test_pages_that_nothing_touched_are_proved() -> None:
     says="2 pages (file offsets 0x14000-0x16000) of liba.so, in the second watched run",
 )
 def test_a_touched_page_is_not_claimed_although_the_tests_pass(fault: PlantedFault) -> None:
-    found = touched((0x11000, 0x12000), (0x14000, 0x16000))
-    verdict = judge(found)
-    (need,) = missed(found)
-    text = shown(verdict, need)
+    verdict = judge(touched((0x11000, 0x12000), (0x14000, 0x16000)))
+    text = shown(verdict)
     fault.check(text)
-    (row,) = verdict.libraries
+    (need,), (row,) = verdict.needs, verdict.libraries
     assert need.kept and need.spans == (Span(0x14000, 0x16000),)
-    assert verdict.proved and row.unused_bytes == 4 * PAGE_SIZE
-    assert "no test needs 16.4 kB of CPU code" in text
+    assert verdict.proved and row.pages == "19 22-24"
+    assert f"no test needs {4 * PAGE_SIZE / 1000:.1f} kB of CPU code" in text
 
 
 @pytest.mark.planted_fault(
     "a process ran with all pages of a library",
-    says="/lib/liba.so: a process could touch all of its pages",
+    says="Left out: not loaded, or not watched, by both runs: liba.so",
 )
 def test_a_process_that_watched_nothing(fault: PlantedFault) -> None:
     unwatched = structs.replace(touched((0x14000, 0x15000)), unwatched="its code is relocated")
-    fault.check("; ".join(judge(unwatched).reasons))
+    verdict = judge(unwatched)
+    fault.check(shown(verdict))
+    assert [row.pages for row in verdict.libraries] == [None] and not verdict.proved
 
 
 @pytest.mark.planted_fault(
     "no process of the proof loads a library, so no touch of it is seen",
-    says="libb.so: left out: no process of the proof loaded it",
+    says="Left out: not loaded, or not watched, by both runs: libb.so",
 )
 def test_a_library_that_the_proof_did_not_load_is_left_out(fault: PlantedFault) -> None:
     added = structs.replace(TRACED, paths=("/lib/libb.so",), sha256="b" * 64)
     verdict = judge(touched(), traced=(TRACED, added))
     assert verdict.proved
-    assert [row.status for row in verdict.libraries] == [
-        LibraryStatus.PROVED,
-        LibraryStatus.NOT_LOADED,
-    ]
+    assert [row.pages for row in verdict.libraries] == ["19-24", None]
     text = shown(verdict)
     assert "24.6 kB of CPU code in 1 library" in text
     fault.check(text)
     assert not judge(touched(), traced=(added,)).proved
 
 
-def test_the_verdict_states_what_it_does_not_cover() -> None:
-    verdict = judge(touched())
-    text = shown(verdict)
-    assert verdict.limits == (UNAUDITED, UNCOMPARED)
-    assert UNAUDITED in text and UNCOMPARED in text
-
-
-@needs_page_watch
-@pytest.mark.planted_fault(
-    "a requested proof of CPU code is skipped",
-    says="no trace of CPU code",
-)
-def test_why_a_run_has_no_proof(tmp_path: Path, fault: PlantedFault) -> None:
-    run = Run(tmp_path)
-    fault.check(str(why_no_page_proof(run)))
-    run.host_usage_file.touch()
-    assert "unites several runs" in str(why_no_page_proof(run))
-    run.page_logs.mkdir()
-    run.page_log_files.touch()
-    assert why_no_page_proof(run) is None
-    run.mark("failed", "1 test failed")
-    assert "the traced run failed: 1 test failed" in str(why_no_page_proof(run))
-
-
 def test_what_else_speaks_against_a_proof() -> None:
     for verdict, reason in (
         (judge(touched(), tests=evidence(Outcome.FAILED)), "1 test ended with another outcome"),
-        (judge(TRACED, lacks=(("a full disk",), ())), "the traced run is not complete: a full"),
-        (judge(TRACED, lacks=((), ("x.so: gone",))), "the proof is not complete: x.so: gone"),
+        (judge(TRACED, lacks=(("a full disk",), ())), "a full disk"),
+        (judge(TRACED, lacks=((), ("x.so: gone",))), "x.so: gone"),
         (judge(), "no process loaded a library with untouched pages"),
     ):
-        assert not verdict.proved
+        assert not verdict.proved and verdict.reasons == verdict.cpu_reasons
         assert reason in "; ".join(verdict.reasons)
+        assert reason in shown(verdict)

@@ -15,10 +15,10 @@ from pytest_negativa.models.analysis import AnalyzedLibrary, ReportContents
 from pytest_negativa.models.library import Element, LibraryMap
 from pytest_negativa.models.plan import UnusedReason
 from pytest_negativa.models.report import RunReport
+from pytest_negativa.models.spans import size
 from pytest_negativa.models.trace import Context, Usage
 from pytest_negativa.reporting.html.pack import COLUMNS, Page
 from pytest_negativa.reporting.rows import describe_proof
-from pytest_negativa.reporting.verdict import describe_cpu
 
 MOST_LAUNCHES = 150_000
 """Rows of launches by range in a page; if there are more, launches are by test alone."""
@@ -40,7 +40,7 @@ class _Builder:
 
     def build(self, most_launches: int) -> Page:
         contents = self._contents
-        report, proof, host = contents.report, contents.cpu_proof, contents.host
+        report, host = contents.report, contents.host
         rows = {row.path: number for number, row in enumerate(report.libraries)}
         for test in contents.tests:
             milliseconds = round(1000 * test.duration)
@@ -60,7 +60,7 @@ class _Builder:
                 coverage=(),
             ),
             "proof": None if report.proof is None else describe_proof(report.proof),
-            "hostProof": None if proof is None else describe_cpu(proof),
+            "hostProof": contents.host_proof,
             "facts": tuple(_facts(report, contents.usage)),
             "nextCommand": contents.next_command,
             # The libraries that the project builds itself.
@@ -80,7 +80,7 @@ class _Builder:
                 for one in contents.history
             ],
             "host": [
-                (self._index(one.paths[0]), one.watched_bytes, one.touched_bytes)
+                (self._index(one.paths[0]), size(one.watched), size(one.touched))
                 for one in (() if host is None else host.libraries)
                 if one.unwatched is None
             ],
