@@ -218,7 +218,6 @@ def proof(box: Box) -> None:
     at = proved(box, "element")
     lock = ("--lock", "project/negativa.lock")
     box.negativa("inspect", "--packages", *lock, site(box, "image"))
-    box.negativa("diff", "project/libapp.so", "project/negativa.lock")
     box.negativa("slim", *lock, "--dry-run", "--json", site(box, "site"))
     box.negativa("slim", *lock, "--keep-originals", "kept-originals", "site")
     box.binaries("site")
