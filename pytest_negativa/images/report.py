@@ -5,13 +5,10 @@ The needs of a suite in libraries come from a traced run or a lock.
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_negativa.arch import ComputeCapability
@@ -21,8 +18,7 @@ from pytest_negativa.gpucode.mapping import MapRequest, OnDone
 from pytest_negativa.gpucode.workers import Workers
 from pytest_negativa.images.layers import is_container
 from pytest_negativa.images.owners import find_owners
-from pytest_negativa.images.tree import FileTree, read_tree
-from pytest_negativa.installed.record import RECORD, code_files, code_lines, digest_of_lines
+from pytest_negativa.images.tree import read_tree
 from pytest_negativa.models.code_files import name_of_files
 from pytest_negativa.models.file_kinds import CODE_SUFFIXES, LOADABLE
 from pytest_negativa.models.image import (
@@ -96,7 +92,7 @@ def report_image(
             for path, one in maps.items()
             if one.sections and path not in files
         ),
-        *_code_file_rows(tree, files, suite, devices, owners),
+        *_code_file_rows(files, devices, owners),
     ]
     libraries = sorted(rows, key=lambda row: (-row.code_bytes, row.path))
     return ImageReport(
@@ -117,29 +113,22 @@ def report_image(
 
 
 def _code_file_rows(
-    tree: FileTree,
     files: Mapping[str, LibraryMap],
-    suite: Suite | None,
     devices: Sequence[ComputeCapability],
     owners: Mapping[str, ImagePackage],
 ) -> Iterator[ImageLibrary]:
     """The files that are GPU code themselves, as one library for each package."""
-    planned = dict(_unused_files(tree, files, {} if suite is None else suite.files))
-    # Those that ``slim --arch`` would remove.
-    others = {
-        path
-        for path, one in (files.items() if devices else ())
-        if path.endswith(CODE_SUFFIXES) and _is_for_others(one, devices)
-    }
     groups: defaultdict[ImagePackage | None, list[str]] = defaultdict(list)
     for path in files:
         groups[owners.get(path)].append(path)
     for package, paths in groups.items():
         sizes = {path: files[path].library.size for path in paths}
-        by = SlimmableBy.ARCH if devices else None
-        if suite is not None and any(path in planned for path in paths):
-            by = suite.slimmable_by
-        unused = [size for path, size in sizes.items() if planned.get(path, path in others)]
+        # Those that ``slim --arch`` would remove.
+        unused = [
+            size
+            for path, size in sizes.items()
+            if path.endswith(CODE_SUFFIXES) and _is_for_others(files[path], devices)
+        ]
         folder = os.path.commonpath([os.path.dirname(path) for path in paths])  # noqa: PTH120
         name = name_of_files("no package" if package is None else package.name)
         yield ImageLibrary(
@@ -149,8 +138,8 @@ def _code_file_rows(
             package=package,
             code_bytes=sum(sizes.values()),
             suite=None,
-            slimmable_bytes=None if by is None else sum(unused),
-            slimmable_by=by,
+            slimmable_bytes=sum(unused) if devices else None,
+            slimmable_by=SlimmableBy.ARCH if devices else None,
             problems=0,
             files=len(paths),
         )
@@ -162,29 +151,6 @@ def _is_for_others(code_file: LibraryMap, devices: Sequence[ComputeCapability]) 
         block.is_plain and block.unreadable is None and not any(map(block.runs_on, devices))
         for block in code_file.iter_code()
     )
-
-
-def _unused_files(
-    tree: FileTree, files: Mapping[str, LibraryMap], kept: Mapping[str, Set[str]]
-) -> Iterator[tuple[str, bool]]:
-    """Files of distributions in a plan or lock, each with whether it may go.
-
-    Args:
-        tree: the file tree.
-        files: those in it that are GPU code themselves.
-        kept: the files that stay, below the site, by digest of the distribution's rows in RECORD.
-    """
-    for folder in sorted(tree.dist_infos) if kept else ():
-        with contextlib.suppress(csv.Error):
-            rows = code_files(code_lines(tree.read_list(f"{folder}/{RECORD}")))
-            stays = kept.get(digest_of_lines(rows))
-            base = folder.rpartition("/")[0]
-            for name, row in rows.items() if stays is not None else ():
-                path = f"{base}/{name}".lstrip("/")
-                path = tree.aliases.get(path, path)
-                file = files.get(path)
-                if file is not None and file.library.size == int(row.size):
-                    yield path, name not in (stays or ())
 
 
 class _Matcher:
@@ -328,8 +294,6 @@ class Suite:
         devices: compute capabilities that it ran on.
         nameless: base names of libraries that it loaded, if nothing else is known of them.
         notes: what a reader of the report should know.
-        files: the files that are GPU code themselves and that stay, by digest of their
-            distribution's rows in RECORD. All others of the distribution may go.
     """
 
     run_id: str
@@ -338,7 +302,6 @@ class Suite:
     libraries: tuple[KnownLibrary, ...]
     nameless: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
-    files: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
 
 
 def load_suite(run: Run) -> Suite:
@@ -367,11 +330,6 @@ def suite_of_run(
     Args:
         plans: of its libraries; empty if the run planned nothing.
     """
-    files: defaultdict[str, set[str]] = defaultdict(set)
-    for one in plans:
-        # Several folders may have the same distribution.
-        if one.is_files and one.library.sha256 is not None:
-            files[one.library.sha256].update(str(d.detail) for d in one.decisions if d.kept)
     by_path = {plan.library.path: plan for plan in plans}
     libraries = []
     for loaded in usage.libraries:
@@ -393,7 +351,6 @@ def suite_of_run(
         devices=_devices(device.compute_capability for device in usage.devices),
         libraries=tuple(libraries),
         notes=tuple(_notes_of_run(run_id, usage, plans)),
-        files=files,
     )
 
 
@@ -427,11 +384,6 @@ def suite_of_lock(lock: Lock) -> Suite:
         ),
         nameless=frozenset(left.path.rpartition("/")[2] for left in lock.left_out),
         notes=() if lock.proof.proved else ("nothing in the lock was proved",),
-        files={
-            one.sha256: frozenset(str(code.detail) for code in one.kept)
-            for one in lock.files
-            if one.not_proved is None
-        },
     )
 
 

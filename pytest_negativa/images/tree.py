@@ -97,7 +97,6 @@ class FileTree:
 
     Attributes:
         root: real path of the folder or archive.
-        is_folder: whether it is a folder, and not an archive or an image.
         libraries: the mapped files, by path below the root. A file with several hard links is
             listed once.
         aliases: other names of listed files, with the listed name.
@@ -109,7 +108,6 @@ class FileTree:
     """
 
     root: Path
-    is_folder: bool
     libraries: dict[str, MappedLibrary] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     lists: dict[str, bytes] = field(default_factory=dict)
@@ -178,7 +176,7 @@ def read_tree(
     Raises:
         OptionError: the folder can't be listed.
     """
-    tree = FileTree(path.resolve(), is_folder=not is_container(path))
+    tree = FileTree(path.resolve())
     if _WINDOWS_WHEEL.search(path.name):
         problem = "a wheel for Windows, whose libraries (PE files: .dll, .pyd) are not read"
         tree.problems.append(FormatError(path, None, problem))
@@ -210,7 +208,7 @@ def read_tree(
 
 def _iter_layers(path: Path, tree: FileTree) -> Iterator[tuple[int, Iterator[Entry]]]:
     """The layers of an image; any other tree has one."""
-    if tree.is_folder:
+    if not is_container(path):
         yield 0, _iter_folder(tree.root, tree.problems.append)
     elif (image := find_image(path)) is not None:
         yield from iter_layers(image, tree.problems.append)

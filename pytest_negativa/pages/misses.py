@@ -1,4 +1,4 @@
-"""Pages that came back to libraries with a spare; ``pages.page_logs`` reads and writes them."""
+"""Pages that came back to libraries with a spare; ``pages.page_logs`` reads them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ from pytest_negativa.gpucode.mapping import MapRequest
 from pytest_negativa.gpucode.source import ByteSource
 from pytest_negativa.images.report import Suite, report_image, suite_of_run, wrong_arch_bytes
 from pytest_negativa.images.tree import FileTree, read_tree
-from pytest_negativa.installed.sites import find_code_distributions
 from pytest_negativa.models.image import (
     ImageLibrary,
     ImagePackage,
@@ -49,7 +48,6 @@ from pytest_negativa.reporting.image import render_image_report
 from pytest_negativa.rewriting.plan_edits import trim_kernels
 from pytest_negativa.storage.lockfile import save_lock
 from pytest_negativa.storage.schema import schema_text
-from tests.support.code_files import planned_files
 from tests.support.compacting import plan_of as small_plan
 from tests.support.libraries import BIN, IS_ROOT, MULTIARCH, PLAIN, without_build_id
 from tests.support.sites import make_wheel, pip_install
@@ -392,7 +390,7 @@ def test_command(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_files_that_are_gpu_code_by_package(root: Path, tmp_path: Path, packed: bool) -> None:
-    """They count in totals; a plan says which are slimmable, or else the arch does."""
+    """They count in totals; the arch says which are slimmable."""
     site = root / SITE
     files = {f"kernels/{n}.cubin": BIN / f"kernels.{n}.cubin" for n in ("sm_80", "sm_90", "sm_90a")}
     pip_install(site, make_wheel(tmp_path, "some-kernels", "1.0", files))
@@ -418,14 +416,7 @@ def test_files_that_are_gpu_code_by_package(root: Path, tmp_path: Path, packed: 
     text = "\n".join(render_image_report(by_arch, 0))
     assert f"{format_bytes(kernels.size + ptx.size)} GPU code in 4 files" in text
     assert "some-kernels (files)" in text
-
-    [installed] = find_code_distributions([str(site)])
-    opened = {"kernels/sm_80.cubin": 1}
-    plan = planned_files({}, opened, site="/elsewhere", digest=installed.code_digest).plan
-    suite = suite_of_run("run", usage_of(), [plan])
-    kernels, _ = report_image(place, suite).libraries
-    assert kernels.slimmable_by is SlimmableBy.PLAN
-    assert kernels.slimmable_bytes == kernels.size - sizes["kernels/sm_80.cubin"]
+    assert {row.slimmable_bytes for row in report_image(place).libraries} == {None}
 
 
 def test_no_arch_tells_that_a_fatbin_is_for_others(root: Path) -> None:
