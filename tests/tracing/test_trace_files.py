@@ -85,14 +85,14 @@ def test_a_damaged_line_costs_only_itself(tmp_path: Path, line: bytes) -> None:
     assert len(trace.records) == len(records("k1")) + 1
 
 
-def test_many_damaged_lines_and_endless_ones_cost_little(tmp_path: Path) -> None:
+def test_many_damaged_lines_and_long_ones_cost_little(tmp_path: Path) -> None:
     path = write(tmp_path, header(), records("k1"))
     before = len(read_trace(path).records)
     with path.open("ab") as file:
         file.write(b"{}\n" * 1000 + b"x" * (17 << 20) + b"\n")
         file.write(b'{"record":"end","time_ns":9}\n')
     trace = read_trace(path)
-    assert len(trace.problems) == 100 and trace.torn
+    assert len(trace.problems) == 100
     assert len(trace.records) == before + 1
 
 
