@@ -426,7 +426,7 @@ def _iter_infos(tar: tarfile.TarFile, stream: _TarStream, label: str) -> Iterato
         # Holes take no room in the archive. Where other files end, the stream has a limit.
         most = MAX_UNPACKED if info.issparse() else info.size
         if count > _MAX_ENTRIES or not 0 <= info.size <= most:
-            problem = f"has more than {_MAX_ENTRIES:,} files, or {info.name!r} is too large"
+            problem = f"has more than {_MAX_ENTRIES:,} files, or {info.name[:100]!r} is too large"
             raise FormatError(label, info.offset, f"{problem}; crafted or damaged")
         if names > MAX_NAMES or len(tar.pax_headers) > _MAX_GLOBAL_HEADERS:
             raise FormatError(
