@@ -147,6 +147,7 @@ class _Reconstructor:
         jobs: int,
         on_done: Callable[[int, int], None] | None,
     ) -> Reconstruction:
+        remove_abandoned(self._root / MANIFEST_NAME)
         self._known = self._load()
         # Named before they are written: if this process is killed, a later one knows which files
         # to remove.

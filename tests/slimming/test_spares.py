@@ -863,7 +863,7 @@ def test_a_spare_in_use_stays_if_a_library_that_no_manifest_lists_cannot_be_repl
     (site.folder / MANIFEST_NAME).unlink()
     with monkeypatch.context() as patch:
 
-        def fail(*_: object) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise ReconstructError("no space is left")
 
         patch.setattr(engine, "replace_all", fail)
