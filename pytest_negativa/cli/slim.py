@@ -81,7 +81,7 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Report what would chang
 @click.option(
     "--never-loaded",
     is_flag=True,
-    help="Slim libraries that no test loaded, too; with --spare, all their code.",
+    help="Remove code of libraries that no test loaded: with --spare, all of it.",
 )
 @click.option("--strip-others", is_flag=True, help="Strip also libraries that lose no GPU code.")
 @click.option("--no-strip", is_flag=True, help="Keep symbol tables and debug information.")
