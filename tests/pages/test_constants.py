@@ -53,21 +53,12 @@ def blocks_read(logs: Path, library: Path, code: str, status: int = 0) -> set[in
     assert (done.returncode, done.stderr) == (status, "")
     assert count_lost(logs) == 0
     processes = read_page_logs(logs)
-<<<<<<< HEAD
     libraries = unite_logs(one for process in processes for one in process.libraries)
     constants = unite_logs(one for process in processes for one in process.constants)
     [key] = [key for key in libraries if key.path == str(library)]
     # Addresses as offsets.
     file = HostFile(file=key, sha256="", build_id=None, segments=((0, 0, 1 << 40),))
     unread = describe(file, libraries[key], constants.get(key)).unread
-=======
-    loaded = unite_logs(one for process in processes for one in process.libraries)
-    constants = unite_logs(one for process in processes for one in process.constants)
-    [key] = [key for key in loaded if key.path == str(library)]
-    # Addresses as offsets.
-    file = HostFile(file=key, sha256="", build_id=None, segments=((0, 0, 1 << 40),))
-    unread = describe(file, loaded[key], constants.get(key)).unread
->>>>>>> h-pg
     [first] = [at for at, name in symbols_of(library).items() if name == "blocks"]
     middles = {block: first + block * BLOCK + BLOCK // 2 for block in range(BLOCKS)}
     return {n for n, at in middles.items() if not any(s <= at < e for s, e in unread)}
